@@ -75,6 +75,11 @@ def uses_pcow(flavor: Any) -> bool:
     return any(key.startswith(PREFIX) for key in flavor.extra_specs or {})
 
 
+def is_pcow(instance: Any) -> bool:
+    """Whether a server (nova.objects.Instance) has a flavor that :func:`uses_pcow`."""
+    return uses_pcow(instance.flavor)
+
+
 def check_known(flavor: Any) -> None:
     """Make sure that a flavor which a server is to get has no misspelt extra spec: the server would
     lack what was asked for.
@@ -171,6 +176,14 @@ def parse(flavor: Any) -> PcowFlavor:
             ),
         )
     return PcowFlavor(name, root_size, data, traits)
+
+
+def of(instance: Any) -> PcowFlavor:
+    """The persistent memory of a server (nova.objects.Instance).
+
+    :raises FlavorInvalid:
+    """
+    return parse(instance.flavor)
 
 
 def check_resize(old: PcowFlavor, new: PcowFlavor) -> None:

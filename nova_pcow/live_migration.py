@@ -18,6 +18,7 @@ from typing import Any
 
 from lxml import etree
 from nova import objects
+from oslo_concurrency import lockutils
 
 from nova_pcow import migration as migration_module
 from nova_pcow import notes
@@ -57,6 +58,15 @@ class Prepared:
 
     paths: dict[str, str]
     emulator: str
+
+
+def arrival_lock(uuid: str, *, blocking: bool = True) -> contextlib.AbstractContextManager[Any]:
+    """Hold while images are made for the arrival of a server, and while those of an earlier one are
+    deleted.
+
+    :raises lockutils.AcquireLockFailedException: somebody holds it, and ``blocking`` is off
+    """
+    return lockutils.lock(f'pcow-arrival-{uuid}', blocking=blocking)
 
 
 def put(migrate_data: Any, value: Any) -> None:

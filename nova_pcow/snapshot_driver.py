@@ -25,15 +25,11 @@ from pcow_driver.virt import domain
 CONF = nova.conf.CONF
 
 
-def _uses_pcow(instance: Any) -> bool:
-    return flavor_module.uses_pcow(instance.flavor)
-
-
 class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
     """See :mod:`nova_pcow.snapshot_driver`."""
 
     def snapshot(self, context: Any, instance: Any, image_id: str, update_task_state: Any) -> None:
-        if not _uses_pcow(instance) or not flavor_module.parse(instance.flavor).root:
+        if not flavor_module.is_pcow(instance) or not flavor_module.of(instance).root:
             super().snapshot(context, instance, image_id, update_task_state)
             return
         image_format = CONF.libvirt.snapshot_image_format or snapshot_module.FORMATS[0]
@@ -65,7 +61,7 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
                 self._image_api.update(context, image_id, metadata, f)
 
     def suspend(self, context: Any, instance: Any) -> None:
-        if not _uses_pcow(instance):
+        if not flavor_module.is_pcow(instance):
             super().suspend(context, instance)
             return
         virtual = self._host.get_guest(instance)._domain
@@ -83,7 +79,7 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         share_info: Any = None,
     ) -> None:
         if (
-            not _uses_pcow(instance)
+            not flavor_module.is_pcow(instance)
             or snapshot_module.suspended(self._host.get_guest(instance)._domain) is None
         ):
             super().resume(context, instance, network_info, block_device_info, share_info)
@@ -98,7 +94,7 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False
     ) -> None:
         """libvirt undefines no domain that has snapshots."""
-        if _uses_pcow(instance):
+        if flavor_module.is_pcow(instance):
             with contextlib.suppress(nova_exception.InstanceNotFound):
                 snapshot_module.forget_all(self._host.get_guest(instance)._domain)
         super()._undefine_domain(instance, keep_vtpm=keep_vtpm, keep_nvram=keep_nvram)

@@ -2,6 +2,7 @@
 """Entry point of pcowctl."""
 
 import argparse
+import difflib
 from importlib import metadata
 import io
 import logging
@@ -25,6 +26,9 @@ def _version() -> str:
         return 'unknown (not installed)'
 
 
+_ALIKE = 0.8  # of two names, as difflib sees it
+
+
 class PcowCtl(app.App):
     """Pools, templates, images and snapshots of pcow, and what this host lacks for it."""
 
@@ -35,6 +39,7 @@ class PcowCtl(app.App):
             deferred_help=True,
             command_manager=commandmanager.CommandManager('pcowctl'),
         )
+        self._words: list[str] = []
 
     def build_option_parser(self, *args: Any, **kwargs: Any) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = super().build_option_parser(*args, **kwargs)
@@ -52,6 +57,25 @@ class PcowCtl(app.App):
         if not self.options.debug:
             # what it finds is in the error that follows
             logging.getLogger('oslo_utils.imageutils').setLevel(logging.CRITICAL)
+
+    def run_subcommand(self, argv: list[str]) -> int:
+        self._words = argv
+        return int(super().run_subcommand(argv))
+
+    def get_fuzzy_matches(self, cmd: str) -> list[str]:
+        """Commands that are like what was typed; else those that begin with the same word."""
+        known = [name for name, _entry in self.command_manager]
+        typed = {' '.join(self._words[:count]) for count in range(1, len(self._words) + 1)}
+        scores = {
+            name: difflib.SequenceMatcher(
+                None, name, ' '.join(self._words[: len(name.split())])
+            ).ratio()
+            for name in known
+        }
+        best = max(scores.values())
+        if best > _ALIKE and not typed & set(known):
+            return sorted(name for name in known if scores[name] == best)
+        return [name for name in sorted(known) if name.split()[0] == cmd]
 
     def initialize_app(self, argv: list[str]) -> None:
         try:

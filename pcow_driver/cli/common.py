@@ -5,9 +5,12 @@ import argparse
 import grp
 import os
 import pwd
+import re
 
 from cliff import columns
+from cliff import command as cliff_command
 
+from pcow_driver.cli import hints
 from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.common import units
@@ -30,11 +33,47 @@ class OptionalSize(columns.FormattableColumn[int | None]):
         return '-' if self._value is None else units.format_size(self._value)
 
 
+def takes_sizes(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Have '-5G' told from an option: that it is no size is said better than that it is no
+    option.
+    """
+    parser._negative_number_matcher = re.compile(r'-\d')
+    return parser
+
+
 def size_argument(text: str) -> int:
     try:
-        return units.parse_size(text)
+        size = units.parse_size(text)
     except exception.InvalidSize as e:
         raise argparse.ArgumentTypeError(str(e)) from None
+    if not size:
+        raise argparse.ArgumentTypeError(f'the size {text!r} cannot be used: it is zero')
+    return size
+
+
+def image_size(command: cliff_command.Command, size: int) -> int:
+    """A virtual size, rounded up to what an image can have, as pcow-img does and says it."""
+    rounded = units.round_up(size, units.SLAB_SIZE)
+    if rounded != size and command.app_args is not None and command.app_args.verbose_level:
+        command.app.stderr.write(
+            f'note: image size {size} rounded up to {rounded}, a multiple of 2 MiB\n'
+        )
+    return rounded
+
+
+def check_words(words: list[str], wanted: str) -> None:
+    """Refuse words that are less, or more, than those wanted, and name which.
+
+    :raises UsageInvalid:
+    """
+    expected = wanted.split()
+    missing, more = expected[len(words) :], words[len(expected) :]
+    if not missing and not more:
+        return
+    reason = f'{more[0]!r} is one word too many' if more else f'{" and ".join(missing)} '
+    if missing:
+        reason += 'is missing' if len(missing) == 1 else 'are missing'
+    raise exception.UsageInvalid(reason=f'{reason}, expected: {wanted or "no further words"}')
 
 
 def owner_argument(text: str) -> tuple[int, int]:
@@ -55,10 +94,48 @@ def split_reference(reference: str) -> tuple[pool.Pool, str]:
     """
     pool_name, slash, name = reference.partition('/')
     if not slash or not pool_name:
-        raise exception.InvalidName(kind='image', name=reference, reason='write POOL/NAME')
+        hint = hints.anywhere(reference)
+        raise exception.InvalidName(kind='image', name=reference, reason=f'write POOL/NAME{hint}')
     return registry.PoolRegistry().get(pool_name), names.check_name(
         'image', name.removesuffix(names.IMAGE_SUFFIX)
     )
+
+
+def existing_image(reference: str) -> tuple[pool.Pool, str]:
+    """As :func:`split_reference`; the image exists.
+
+    :raises ImageNotFound:
+    """
+    found, name = split_reference(reference)
+    existing_path(found, name)
+    return found, name
+
+
+def existing_path(found: pool.Pool, name: str) -> str:
+    """As that of the pool, for people.
+
+    :raises ImageNotFound: names the image that was probably meant
+    """
+    try:
+        return found.existing_path(name)
+    except exception.ImageNotFound as e:
+        raise exception.ImageNotFound(e.details, hint=hints.in_pool(found, name)) from None
+
+
+def base_name(found: pool.Pool, reference: str) -> str:
+    """Name of the template, or image, for a new image of the pool, given as NAME or as POOL/NAME.
+
+    :raises UsageInvalid: it is in another pool
+    :raises ImageNotFound:
+    """
+    pool_name, slash, name = reference.rpartition('/')
+    if slash and pool_name != found.name:
+        raise exception.UsageInvalid(
+            reason=f'the template {reference} is not in the pool of the image, {found.name}'
+        )
+    name = name.removesuffix(names.IMAGE_SUFFIX)
+    existing_path(found, name)
+    return name
 
 
 def image_path(reference: str) -> str:
@@ -71,13 +148,14 @@ def image_path(reference: str) -> str:
     if slash and pool_name not in ('', '.', '..'):
         try:
             found, name = split_reference(reference)
-            return found.existing_path(name)
+            return existing_path(found, name)
         except exception.PoolNotFound:
             if not os.path.exists(reference):
                 raise
     path = os.path.abspath(reference)
     if not os.path.isfile(path):
-        raise exception.ImageNotFound(path=path)
+        hint = '' if slash else hints.anywhere(reference)
+        raise exception.ImageNotFound(path=path, hint=hint)
     return path
 
 

@@ -62,8 +62,7 @@ class Fork(show.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> image_commands.Shown:
         words = list(parsed_args.words)
         wanted = 'NEW' if parsed_args.live is not None else 'IMAGE SNAPSHOT NEW'
-        if len(words) != len(wanted.split()):
-            raise exception.UsageInvalid(reason=f'{len(words)} words given, expected: {wanted}')
+        common.check_words(words, wanted)
         if parsed_args.live is None:
             if parsed_args.device is not None or parsed_args.quiesce:
                 raise exception.UsageInvalid(reason='--device and --quiesce go with --live')
@@ -120,8 +119,7 @@ class Export(command.Command):
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         words = list(parsed_args.words)
         wanted = 'FILE' if parsed_args.domain is not None else 'IMAGE FILE'
-        if len(words) != len(wanted.split()):
-            raise exception.UsageInvalid(reason=f'{len(words)} words given, expected: {wanted}')
+        common.check_words(words, wanted)
         if parsed_args.domain is None:
             if parsed_args.device is not None or parsed_args.quiesce:
                 raise exception.UsageInvalid(reason='--device and --quiesce go with --domain')

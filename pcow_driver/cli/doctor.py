@@ -2,6 +2,8 @@
 """pcowctl doctor"""
 
 import argparse
+import shutil
+import sys
 from typing import Any
 
 from cliff import lister
@@ -16,6 +18,13 @@ class Doctor(lister.Lister):
     """
 
     _status = 0
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        if not sys.stdout.isatty():
+            # sentences in columns: cliff folds them at a terminal only
+            parser.set_defaults(max_width=shutil.get_terminal_size((100, 0)).columns)
+        return parser
 
     def take_action(
         self, parsed_args: argparse.Namespace

@@ -10,13 +10,18 @@ from typing import Any
 from cliff import command
 from cliff import lister
 from cliff import show
+from oslo_log import log as logging
 
 from pcow_driver.cli import common
 from pcow_driver.common import conf
+from pcow_driver.common import exception
 from pcow_driver.images import image
+from pcow_driver.images import model
 from pcow_driver.pools import pool
 from pcow_driver.pools import registry
 from pcow_driver.snapshots import trash
+
+LOG = logging.getLogger(__name__)
 
 Shown = tuple[tuple[str, ...], tuple[Any, ...]]
 Rows = tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]
@@ -113,10 +118,12 @@ class Create(show.ShowOne):
     """Create an image in a pool: empty, or thin on a template."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = super().get_parser(prog_name)
+        parser = common.takes_sizes(super().get_parser(prog_name))
         parser.add_argument('image', help=common.POOL_IMAGE_HELP)
         parser.add_argument(
-            '--template', metavar='NAME', help='Template or image of the same pool to stand on.'
+            '--template',
+            metavar='NAME',
+            help='Template or image of the same pool to stand on; POOL/NAME too.',
         )
         parser.add_argument(
             '--template-snapshot', metavar='NAME', help='Snapshot of it to stand on.'
@@ -124,7 +131,7 @@ class Create(show.ShowOne):
         parser.add_argument(
             '--size',
             type=common.size_argument,
-            help='Virtual size, a multiple of 2 MiB; default: that of the template.',
+            help='Virtual size, rounded up to 2 MiB; default: that of the template.',
         )
         parser.add_argument(
             '--cluster-size',
@@ -135,11 +142,12 @@ class Create(show.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         found, name = common.split_reference(parsed_args.image)
+        size, template = parsed_args.size, parsed_args.template
         return show_path(
             found.create_image(
                 name,
-                size=parsed_args.size,
-                base=parsed_args.template,
+                size=None if size is None else common.image_size(self, size),
+                base=None if template is None else common.base_name(found, template),
                 base_snapshot=parsed_args.template_snapshot,
                 cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size,
             )
@@ -184,8 +192,14 @@ class Delete(command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        found, name = common.split_reference(parsed_args.image)
+        found, name = common.existing_image(parsed_args.image)
         found.delete_image(name, force=parsed_args.force)
+
+
+def _loss(item: model.Loss) -> str:
+    whose = f'snapshot {item.snapshot}' if item.snapshot else f'layer {item.layer or "unknown"}'
+    where = '' if item.guest_offset is None else f' from byte {item.guest_offset} on'
+    return f'{item.kind}: {item.length} bytes of {whose}{where}'
 
 
 class Check(show.ShowOne):
@@ -198,11 +212,33 @@ class Check(show.ShowOne):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.IMAGE_HELP)
-        parser.add_argument('--repair', action='store_true', help='Repair what can be repaired.')
+        parser.add_argument(
+            '--repair',
+            action='store_true',
+            help='Repair what can be repaired, if nothing is lost by it.',
+        )
+        parser.add_argument(
+            '--accept-loss',
+            action='store_true',
+            help='With --repair: also if something is lost; what is dropped is kept beside it.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        result = image.check(common.image_path(parsed_args.image), repair=parsed_args.repair)
+        if parsed_args.accept_loss and not parsed_args.repair:
+            raise exception.PcowError(reason='--accept-loss is for a repair: give --repair, too')
+        result = image.check(
+            common.image_path(parsed_args.image),
+            repair=parsed_args.repair,
+            accept_loss=parsed_args.accept_loss,
+        )
+        if result.refused:
+            LOG.warning(
+                'Nothing was repaired, as data would be lost. Keep a copy of %s first, then go on '
+                'with: pcowctl image check --repair --accept-loss %s',
+                result.filename,
+                parsed_args.image,
+            )
         if result.corruptions > result.corruptions_fixed:
             self._status = 2
         elif result.leaks > result.leaks_fixed:
@@ -216,6 +252,9 @@ class Check(show.ShowOne):
                 'leaked slabs',
                 'leaked slabs fixed',
                 'lost data',
+                'lost data is',
+                'lost',
+                'kept in',
                 'slabs',
                 'slabs used',
                 'findings',
@@ -228,6 +267,9 @@ class Check(show.ShowOne):
                 result.leaks,
                 result.leaks_fixed,
                 common.Size(result.lost_size),
+                result.lost_size_is,
+                '\n'.join(_loss(item) for item in result.lost),
+                result.rescue or '',
                 result.slabs,
                 result.slabs_used,
                 '\n'.join(f'{finding.kind}: {finding.message}' for finding in result.findings),
@@ -242,10 +284,10 @@ class Resize(show.ShowOne):
     """Change the virtual size of an image that nobody has open."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = super().get_parser(prog_name)
+        parser = common.takes_sizes(super().get_parser(prog_name))
         parser.add_argument('image', help=common.IMAGE_HELP)
         parser.add_argument(
-            'size', type=common.size_argument, help='New virtual size, a multiple of 2 MiB.'
+            'size', type=common.size_argument, help='New virtual size, rounded up to 2 MiB.'
         )
         parser.add_argument(
             '--shrink', action='store_true', help='Allow giving up data beyond the new end.'
@@ -254,10 +296,11 @@ class Resize(show.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         path = common.image_path(parsed_args.image)
+        size = common.image_size(self, parsed_args.size)
         found = registry.PoolRegistry().find(os.path.dirname(path))
         with contextlib.nullcontext() if found is None else found.lock():
-            growth = parsed_args.size - image.info(path, force_share=True).virtual_size
+            growth = size - image.info(path, force_share=True).virtual_size
             if found is not None and growth > 0:
                 found.check_room(growth)
-            image.resize(path, parsed_args.size, shrink=parsed_args.shrink)
+            image.resize(path, size, shrink=parsed_args.shrink)
         return show_path(path)

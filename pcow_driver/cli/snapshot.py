@@ -47,13 +47,8 @@ class _Target:
     def resolve(self, parsed_args: argparse.Namespace) -> tuple[str | None, list[str]]:
         """Path of the image (None with --domain) and the other words."""
         words = list(parsed_args.words)
-        expected = len(self.words) + (parsed_args.domain is None)
-        if len(words) != expected:
-            wanted = (
-                ' '.join(self.words if parsed_args.domain else ('IMAGE', *self.words))
-                or 'no further words'
-            )
-            raise exception.UsageInvalid(reason=f'{len(words)} words given, expected: {wanted}')
+        given = () if parsed_args.domain is not None else ('IMAGE',)
+        common.check_words(words, ' '.join((*given, *self.words)))
         if parsed_args.domain is not None:
             return None, words
         if parsed_args.device is not None:

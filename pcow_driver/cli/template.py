@@ -17,7 +17,7 @@ class Build(show.ShowOne):
     """Make a template, bootable from persistent memory with DAX, of a qcow2 or raw disk image."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = super().get_parser(prog_name)
+        parser = common.takes_sizes(super().get_parser(prog_name))
         parser.add_argument(
             'source', help='The disk image: a bare file system or a partitioned disk.'
         )
@@ -31,7 +31,8 @@ class Build(show.ShowOne):
         parser.add_argument(
             '--size',
             type=common.size_argument,
-            help='Virtual size; default: just enough. Guests may grow their file system into it.',
+            help='Virtual size, rounded up to 2 MiB; default: just enough. Guests may grow their '
+            'file system into it.',
         )
         parser.add_argument(
             '--page-map',
@@ -52,13 +53,14 @@ class Build(show.ShowOne):
         from pcow_driver.templates import template  # its inspectors take long to import
 
         found, name = common.split_reference(parsed_args.template)
+        size = parsed_args.size
         return image_commands.show_path(
             template.build(
                 found,
                 name,
                 parsed_args.source,
                 parsed_args.source_format,
-                size=parsed_args.size,
+                size=None if size is None else common.image_size(self, size),
                 page_map=info_block.PageMap(parsed_args.page_map),
                 cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size,
             )
@@ -86,7 +88,7 @@ class Show(show.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> image_commands.Shown:
-        found, name = common.split_reference(parsed_args.template)
+        found, name = common.existing_image(parsed_args.template)
         columns, values = image_commands.show_path(found.existing_path(name))
         return (*columns, 'children'), (*values, ', '.join(found.children(name)))
 
@@ -100,5 +102,5 @@ class Delete(command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        found, name = common.split_reference(parsed_args.template)
+        found, name = common.existing_image(parsed_args.template)
         found.delete_template(name)

@@ -84,7 +84,7 @@ OPTS: list[cfg.Opt] = [
         default='16T',
         help='Largest virtual size that a template may get, so that a small hostile source cannot '
         'ask for a '
-        'huge image. Bytes, or a number with k, M, G or T.',
+        'huge image. Bytes, or a number with K, M, G, T, P or E, which count in 1024.',
     ),
     cfg.IntOpt(
         'cluster_size',

@@ -11,7 +11,8 @@ class PcowError(Exception):
 
     ``msg_fmt`` is filled with the keyword arguments, which stay readable as :attr:`details`. They
     may be given as one dictionary as well, so that an error that came from another process
-    (oslo.privsep) can be made again of its ``args``.
+    (oslo.privsep) can be made again of its ``args``. ``hint``, which may be left out, is what was
+    probably meant.
     """
 
     msg_fmt = '%(reason)s'
@@ -23,7 +24,7 @@ class PcowError(Exception):
         super().__init__(self.details)
 
     def __str__(self) -> str:
-        return self.msg_fmt % self.details
+        return self.msg_fmt % {'hint': '', **self.details}
 
 
 class ToolNotFound(PcowError):
@@ -59,8 +60,12 @@ class InvalidSize(PcowError):
     msg_fmt = 'the size %(size)s cannot be used: %(reason)s'
 
 
+class SizeMissing(InvalidSize):
+    msg_fmt = 'the image %(name)s needs a size, as it stands on no template: --size, or --template'
+
+
 class ImageNotFound(PcowError):
-    msg_fmt = 'there is no image %(path)s'
+    msg_fmt = 'there is no image %(path)s%(hint)s'
 
 
 class ImageExists(PcowError):
@@ -120,7 +125,7 @@ class SourceRejected(PcowError):
 
 
 class PoolNotFound(PcowError):
-    msg_fmt = "there is no pool %(name)s: 'pcowctl pool list' names those that are known"
+    msg_fmt = "there is no pool %(name)s%(hint)s: 'pcowctl pool list' names those that are known"
 
 
 class PoolExists(PcowError):

@@ -15,22 +15,66 @@ MIN_CLUSTER_SIZE = PAGE_SIZE
 MAX_CLUSTER_SIZE = SLAB_SIZE
 MAX_VIRTUAL_SIZE = 16 * TIB
 
-_SHIFTS = {'': 0, 'k': 10, 'm': 20, 'g': 30, 't': 40}
-_SIZE = re.compile(r'(\d{1,20})\s*([kmgt]?)(?:i?b)?', re.IGNORECASE | re.ASCII)
+_MAX_SIZE = (1 << 63) - 1
+_UNITS = 'kmgtpe'
+_SIZE = re.compile(
+    r'(?P<number>\d+)(?P<fraction>\.\d+)?( *(?P<unit>b|[kmgtpe](i?b)?))?', re.IGNORECASE | re.ASCII
+)
+_HEXADECIMAL = re.compile(r'0x(?P<number>[0-9a-f]+)', re.IGNORECASE | re.ASCII)
+
+
+def _number(digits: str, base: int) -> int:
+    digits = digits.lstrip('0') or '0'
+    return int(digits, base) if len(digits) < 20 else _MAX_SIZE + 1
+
+
+def _fraction(digits: str, shift: int) -> int:
+    """Digits after the point as a part of ``1 << shift``, the part of a byte cut off."""
+    fraction = 0
+    for digit in reversed(digits):
+        fraction = (fraction + (int(digit) << shift)) // 10
+    return fraction
+
+
+def _unsigned(text: str) -> int | str:
+    """Bytes, or why there are none."""
+    unknown = 'write a number of bytes, or one with K, M, G, T, P or E, which count in 1024'
+    if match := _HEXADECIMAL.fullmatch(text):
+        size = _number(match['number'], 16)
+    elif match := _SIZE.fullmatch(text):
+        unit, fraction = (match['unit'] or 'b').lower(), match['fraction'] or ''
+        shift = 10 * (_UNITS.find(unit[0]) + 1)
+        if len(unit) == 2:
+            number = f'{match["number"]}{fraction}{unit[0].upper()}'
+            return (
+                f'it could count in 1000 or in 1024: write {number} or {number}iB, which count in '
+                f'1024, or a number of bytes'
+            )
+        if fraction and not shift:  # a part of a byte
+            return unknown
+        size = (_number(match['number'], 10) << shift) + _fraction(fraction[1:], shift)
+    else:
+        return unknown
+    return size if size <= _MAX_SIZE else 'it is too large'
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as people write it: ``4096``, ``64k``, ``10G``, ``2 MiB``; all powers of
-    1024.
+    """Bytes of a size as people write it: ``4096``, ``64k``, ``1.5G``, ``2 MiB``, ``0x1000``; all
+    units are powers of 1024.
 
-    :raises InvalidSize: not a size, or zero
+    pcow-img and pcow-io take the same (``qemu-backend/tools/common/size.c``):
+    ``tests/unit/data/sizes.txt`` is the table of both.
+
+    :raises InvalidSize: not a size
     """
-    match = _SIZE.fullmatch(text.strip())
-    if not match or not int(match[1]):
-        raise exception.InvalidSize(
-            size=repr(text), reason='write a positive number of bytes, or one with k, M, G or T'
-        )
-    return int(match[1]) << _SHIFTS[match[2].lower()]
+    found = _unsigned(text)
+    if not isinstance(found, int) and text[:1] in ('-', '+'):
+        found = _unsigned(text[1:])
+        if found != _unsigned(''):
+            found = f'it has a sign, which a size has not: write {text[1:]}'
+    if isinstance(found, str):
+        raise exception.InvalidSize(size=repr(text), reason=found)
+    return found
 
 
 def round_up(size: int, unit: int) -> int:

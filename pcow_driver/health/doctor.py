@@ -108,7 +108,9 @@ def _check_emulator() -> Iterator[Finding]:
     except exception.PcowError as e:
         backend = str(e)
     if re.search(r'^\s*format=', backend, re.MULTILINE):
-        yield Finding('pcow backend of QEMU', OK, f'memory-backend-file of {path} has format=')
+        yield Finding(
+            'pcow backend of QEMU', OK, f'memory-backend-file of {path} takes format=pcow'
+        )
     else:
         yield Finding(
             'pcow backend of QEMU',
@@ -223,8 +225,13 @@ def _check_map_count() -> Iterator[Finding]:
             check, MISSING, found, f'scattered writes fail early below {MIN_MAP_COUNT}: {raise_it}'
         )
     elif count < WANTED_MAP_COUNT:
+        # the budget of libpcow, a slab for each
+        most = units.format_size(count * 3 // 4 * units.SLAB_SIZE)
         yield Finding(
-            check, ADVICE, found, f'enough for images of some 64 GiB; for larger ones: {raise_it}'
+            check,
+            ADVICE,
+            found,
+            f"enough while a VM's images are not larger than {most} together; for more: {raise_it}",
         )
     else:
         yield Finding(check, OK, found)

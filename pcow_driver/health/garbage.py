@@ -237,7 +237,11 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
         return
     look_again(pool, finding)
     if finding.kind is Kind.LEAK:
-        image.check(finding.path, repair=True)
+        if image.check(finding.path, repair=True).refused:
+            raise exception.ImageInUse(
+                path=finding.path,
+                reason='some of what nothing refers to may be data: see pcowctl image check',
+            )
     elif finding.kind is Kind.SNAPSHOT and finding.snapshot is not None:
         if not trash.delete_snapshot(pool, name, finding.snapshot):
             raise exception.ImageInUse(

@@ -191,9 +191,13 @@ def _share(force_share: bool) -> list[str]:
     return ['-U'] if force_share else []
 
 
-def check(path: str, *, repair: bool = False, force_share: bool = False) -> model.CheckResult:
+def check(
+    path: str, *, repair: bool = False, accept_loss: bool = False, force_share: bool = False
+) -> model.CheckResult:
     """Check one file (not its bases).  Damage is a result, not an error.
 
+    :param accept_loss: repair also what loses something, and keep that beside the image; without
+        it such a repair is ``refused``
     :param force_share: take no lock; what somebody writes to meanwhile may look damaged. Not with
     ``repair`` :raises ImageNotFound:
     :raises ImageProtected: a template is to be repaired, and this user may not
@@ -205,6 +209,7 @@ def check(path: str, *, repair: bool = False, force_share: bool = False) -> mode
                 'check',
                 *_share(force_share),
                 *(['-r', 'all'] if repair else []),
+                *(['--accept-loss'] if repair and accept_loss else []),
                 path,
                 ok_exit_codes=(0, 2, 3),
             )

@@ -239,6 +239,29 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
+class Loss:
+    """What a repair gives up, or would."""
+
+    kind: str  # data, state, snapshot, unknown
+    layer: int  # 0: not known
+    snapshot: str | None
+    guest_offset: int | None  # None: not known
+    length: int
+
+    @classmethod
+    def from_json(cls, value: Any) -> Loss:
+        data = Reader(value, 'check.lost')
+        offset = data.integer('guest-offset') if 'guest-offset' in data.fields else None
+        return cls(
+            kind=data.string('kind'),
+            layer=data.integer('layer', 0),
+            snapshot=data.optional_string('snapshot'),
+            guest_offset=offset,
+            length=data.integer('length'),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class CheckResult:
     """What a check found in one file; ``leaks`` and ``slabs`` count slabs."""
 
@@ -247,10 +270,14 @@ class CheckResult:
     corruptions_fixed: int
     leaks: int
     leaks_fixed: int
-    lost_size: int  # guest data that repair had to give up
+    lost_size: int  # guest data and VM state that repair gives up, or would
+    lost_size_is: str  # exact, at-most, estimate
     slabs: int
     slabs_used: int
     findings: tuple[Finding, ...]
+    lost: tuple[Loss, ...]
+    refused: bool  # nothing was repaired, as something would be lost
+    rescue: str | None  # the file that keeps what a repair has dropped
     # of the data, if that was to be compared with its checksums; bytes
     data_checked: bool = False
     data_verified: int = 0
@@ -273,11 +300,15 @@ class CheckResult:
             leaks=data.integer('leaks', 0),
             leaks_fixed=data.integer('leaks-fixed', 0),
             lost_size=data.integer('lost-size', 0),
+            lost_size_is=data.optional_string('lost-size-is') or 'exact',
             slabs=data.integer('slabs', 0),
             slabs_used=data.integer('slabs-used', 0),
             findings=tuple(
                 Finding(item.string('kind'), item.string('message')) for item in findings
             ),
+            lost=tuple(Loss.from_json(item) for item in data.array('lost')),
+            refused=data.boolean('refused', False),
+            rescue=data.optional_string('rescue'),
             data_checked=data.boolean('data-checked', False),
             data_verified=data.integer('data-verified', 0),
             data_damaged=data.integer('data-damaged', 0),

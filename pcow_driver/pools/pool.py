@@ -281,9 +281,7 @@ class Pool:
                     cluster_size=cluster_size,
                 )
             elif size is None:
-                raise exception.InvalidSize(
-                    size='(none)', reason='an image without a base needs a size'
-                )
+                raise exception.SizeMissing(name=name)
             else:
                 image.create(path, size, cluster_size=cluster_size)
         state, reason = watermark.judge(self.capacity(), self.settings)

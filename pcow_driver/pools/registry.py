@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
 from typing import Any
@@ -74,10 +75,11 @@ class PoolRegistry:
 
     def entry(self, name: str) -> pool_module.PoolEntry:
         """:raises PoolNotFound:"""
-        for entry in self.list():
-            if entry.name == name:
-                return entry
-        raise exception.PoolNotFound(name=name)
+        entries = {entry.name: entry for entry in self.list()}
+        if name in entries:
+            return entries[name]
+        like = difflib.get_close_matches(name, entries, n=1)
+        raise exception.PoolNotFound(name=name, hint=f' (did you mean {like[0]}?)' if like else '')
 
     def get(self, name: str) -> pool_module.Pool:
         """The pool of this name.

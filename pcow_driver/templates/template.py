@@ -4,7 +4,8 @@ images stand on.
 
 Layout of what the guest sees: the DAX info block (:mod:`pcow_driver.images.info_block`) and, from
 ``dataoff`` on, the source byte for byte, be it a bare file system or a partitioned disk; the
-virtual size is a multiple of 2 MiB.
+virtual size is a multiple of 2 MiB. Of a source that was an image of pcow, and has such a block,
+what lies behind it is taken.
 """
 
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from pcow_driver.images import model
 from pcow_driver.images import protection
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import staging
+from pcow_driver.templates import exported
 
 LOG = logging.getLogger(__name__)
 
@@ -45,6 +47,11 @@ class Source:
     path: str  # absolute
     format: str  # one of SOURCE_FORMATS
     virtual_size: int  # bytes
+    offset: int = 0  # of the data: behind the info block of an export
+
+    @property
+    def data_size(self) -> int:
+        return self.virtual_size - self.offset
 
 
 def inspect_source(path: str, source_format: str) -> Source:
@@ -131,7 +138,10 @@ def virtual_size(source_size: int, page_map: info_block.PageMap, size: int | Non
     """
     needed = info_block.namespace_size(source_size, page_map)
     total = needed if size is None else units.round_up(size, units.SLAB_SIZE)
-    limit = min(units.parse_size(str(conf.CONF.pcow.max_image_size)), units.MAX_VIRTUAL_SIZE)
+    try:
+        limit = min(units.parse_size(str(conf.CONF.pcow.max_image_size)), units.MAX_VIRTUAL_SIZE)
+    except exception.InvalidSize as e:
+        raise exception.ConfigInvalid(reason=f'[pcow] max_image_size: {e}') from None
     if total - info_block.data_offset(total, page_map) < source_size:
         raise exception.InvalidSize(
             size=total, reason=f'the source and the DAX info block need {needed} bytes'
@@ -161,7 +171,7 @@ def build(
 
     :param size: virtual size in bytes; by default just enough for the source
     :param page_map: where guests keep the struct pages
-    :param accept: called with the bytes of the source before anything is converted; raises what
+    :param accept: called with the bytes of the data before anything is converted; raises what
         keeps the caller from using it
     :raises InvalidName:
     :raises ImageExists:
@@ -178,10 +188,13 @@ def build(
         # for a template nothing is provisioned; but nothing new comes where too much is provisioned
         pool.check_room(0)
         source = inspect_source(stack.enter_context(_held(source_path)), source_format)
-        total = virtual_size(source.virtual_size, page_map, size)
-        if accept is not None:
-            accept(source.virtual_size)
         check_source(source)
+        source = dataclasses.replace(
+            source, offset=exported.data_offset(source.path, source.format, source.virtual_size)
+        )
+        total = virtual_size(source.data_size, page_map, size)
+        if accept is not None:
+            accept(source.data_size)
         stored = measure(source.path, source.format, source.virtual_size)
         workspace.check_free(stored)
         if source.format != 'raw':
@@ -269,13 +282,12 @@ def write_namespace(path: str, source: Source, size: int, page_map: info_block.P
     tool.run(
         tool.find('qemu_img'),
         'convert',
-        '-f',
-        source.format,
         '-n',
         '--target-is-zero',
+        '--image-opts',
         '--target-image-opts',
-        source.path,
-        f'driver=raw,offset={offset},file.driver=file,file.filename={path.replace(",", ",,")}',
+        exported.options(source.path, source.format, source.offset),
+        exported.options(path, 'raw', offset),
     )
     with open(path, 'r+b') as f:
         f.seek(info_block.BLOCK_OFFSET)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""modules.py ARCHIVE: which file of libpcow calls which, and that no files, nor folders, call in a
-circle.
+"""modules.py ARCHIVE: which file of libpcow calls which, that no files, nor folders, call in a
+circle, and that nobody but the table of engines knows one of them.
 
 --dot prints the folders and their calls for Graphviz, --dot FOLDER the files of one.
 """
@@ -62,6 +62,16 @@ def find_circle(graph: Graph) -> list[str]:
     return sorted(one for one in graph if one in reached(one))
 
 
+def find_intruders(graph: Graph) -> list[str]:
+    """Who calls an engine, and not through its interface (monitor/engine.h)."""
+    return sorted(
+        f'{file} calls {engine}'
+        for file, called in graph.items()
+        for engine in called
+        if engine.startswith('monitor/engine_') and file != 'monitor/engine'
+    )
+
+
 def dot(graph: Graph, names: Iterable[str]) -> str:
     shown = set(names)
     lines = [
@@ -86,8 +96,11 @@ def main(arguments: list[str]) -> int:
             print(
                 f'  {one} calls {", ".join(sorted((graph.get(one) or folders[one]) & set(circle)))}'
             )
+    intruders = find_intruders(graph)
+    for intruder in intruders:
+        print(f'past the interface of engines: {intruder}')
     print(f'{len(graph)} files in {len(folders)} folders, {sum(map(len, graph.values()))} calls')
-    return 1 if circles or len(graph) < 10 else 0
+    return 1 if circles or intruders or len(graph) < 10 else 0
 
 
 if __name__ == '__main__':

@@ -37,6 +37,12 @@ class ExitCodesTest(test_pcowctl.TestCase):
         self.pool.mkdir()
         self.ctl('pool', 'create', 'p', self.pool)
         self.ctl('image', 'create', '--size', '8M', 'p/vm')
+        # A mirror would mend what is done to its metadata.
+        (self.pool / 'vm.pcow').unlink()
+        self.run_program(
+            test_pcowctl.BIN / 'pcow-img',
+            *('create', '-q', '-o', 'mirror=off', self.pool / 'vm.pcow', '8M'),
+        )
         self.image = self.pool / 'vm.pcow'
         self.healthy = self.image.read_bytes()
 
@@ -50,6 +56,12 @@ class ExitCodesTest(test_pcowctl.TestCase):
     def damage(self) -> None:
         """A second name for the record of the active layer."""
         images.patch(self.image, 4096, b'\xff' * 64)
+
+    def lose(self) -> None:
+        """The owner word of a slab that holds data."""
+        self.heal()
+        self.run_program(test_pcowctl.BIN / 'pcow-io', '-c', 'write 0 64k', self.image)
+        images.patch(self.image, (64 << 10) + 8, b'\xff' * 8)
 
     def leak(self) -> None:
         """As a crash leaves it: a slab that nothing refers to."""
@@ -97,6 +109,18 @@ class ExitCodesTest(test_pcowctl.TestCase):
         self.ends('pcow-img', 'all', 1, 'info', '--no-such-option')
         self.ends('pcow-img', 'check', 1, 'check', self.directory / 'none.pcow')
         self.ends('pcow-img', 'check', 63, 'check', '-f', 'raw', other)
+        self.lose()
+        self.ends('pcow-img', 'check', 2, 'check', '-r', 'all', self.image)
+        self.ends('pcowctl', 'image check', 2, 'image', 'check', '--repair', 'p/vm')
+        self.ends('pcow-img', 'check', 0, 'check', '-r', 'all', '--accept-loss', self.image)
+        self.ends('pcow-img', 'all', 0, 'rescue', f'{self.image}.rescue')
+        os.unlink(f'{self.image}.rescue')
+        self.lose()
+        self.ends(
+            'pcowctl', 'image check', 0, 'image', 'check', '--repair', '--accept-loss', 'p/vm'
+        )
+        self.ends('pcow-img', 'all', 1, 'rescue', self.image)
+        self.heal()
         self.ends('pcow-img', 'compare', 0, 'compare', self.image, other)
         self.ends('pcow-io', 'all', 0, '-c', 'write -P 1 0 4k', other)
         self.ends('pcow-img', 'compare', 1, 'compare', self.image, other)

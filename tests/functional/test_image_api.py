@@ -126,6 +126,24 @@ class ImageTest(unittest.TestCase):
         self.io(self.base, 'read -P 1 0 64k', 'read -P 3 4M 4k', 'read -P 2 4100k 60k')
         self.assertTrue(image.check(self.base).clean)
 
+    def test_repair_that_loses(self) -> None:
+        self.make_chain()
+        Path(self.top).unlink()  # one without a mirror, which would mend it
+        self.create_plain('top.pcow', None, '-b', Path(self.base).name)
+        self.io(self.top, 'write -P 2 1M 64k')
+        with open(self.top, 'r+b') as file:  # the owner word of its only slab
+            file.seek((64 << 10) + 8)
+            file.write(b'\xff' * 8)
+        found = image.check(self.top)
+        refused = image.check(self.top, repair=True)
+        self.assertEqual((False, True), (found.refused, refused.refused))
+        self.assertEqual((found.lost, 0), (refused.lost, refused.corruptions_fixed))
+        self.assertEqual((1, 'data'), (len(found.lost), found.lost[0].kind))
+        done = image.check(self.top, repair=True, accept_loss=True)
+        self.assertTrue(done.clean)
+        self.assertEqual(f'{self.top}.rescue', done.rescue)
+        self.assertTrue(os.path.exists(f'{self.top}.rescue'))
+
     def test_resize(self) -> None:
         self.make_chain()
         image.resize(self.top, 16 * MIB)

@@ -62,7 +62,7 @@ class BadImageTest(images.ImageTestCase):
         self.img_fails('check', 'none.pcow', message='none.pcow')
 
     def test_truncated(self):
-        path = self.create('a.pcow')
+        path = self.create_plain('a.pcow')
         self.io(path, 'write 0 8M')
         content = path.read_bytes()
         for size in (1, 511, 4096, 64 * KIB, MIB, 2 * MIB - 1, 2 * MIB + 4096, 5 * MIB):
@@ -73,7 +73,7 @@ class BadImageTest(images.ImageTestCase):
         """Owners behind the end of file count as nothing; what was there cannot be told from what
         was never written.
         """
-        path = self.create('a.pcow')
+        path = self.create_plain('a.pcow')
         self.io(path, 'write -P 1 0 8M')
         with path.open('r+b') as file:
             file.truncate(6 * MIB)
@@ -94,7 +94,7 @@ class BadImageTest(images.ImageTestCase):
         """A bit that flips in the fixed header is noticed; check -r all puts the header back from
         its copy.
         """
-        path = self.create('a.pcow')
+        path = self.create_plain('a.pcow')
         self.io(path, 'write -P 1 0 64k')
         content = path.read_bytes()
         chance = random.Random(3)
@@ -110,7 +110,7 @@ class BadImageTest(images.ImageTestCase):
         """Whatever is in the metadata, every command ends by itself; after a repair that succeeded
         the image is usable.
         """
-        path = self.create('a.pcow', '32M')
+        path = self.create_plain('a.pcow', '32M')
         for name in ('one', 'two'):
             self.io(path, 'write 0 5M')
             self.img('snapshot', '-c', name, path)
@@ -126,22 +126,23 @@ class BadImageTest(images.ImageTestCase):
                 images.patch(path, offset, chance.randbytes(chance.choice((1, 8))))
             for command in ('info', 'map', 'check'):
                 self.assertIn(self.run_any(command, path), (0, 1, 2, 3, 63), f'damage {number}')
-            if self.run_any('check', '-r', 'all', path) in (0, 3):
+            self.path('a.pcow.rescue').unlink(missing_ok=True)
+            if self.run_any('check', '-r', 'all', '--accept-loss', path) in (0, 3):
                 self.assertIn(self.run_any('check', path), (0, 3), f'damage {number}')
                 self.assertEqual(0, self.run_any('map', path), f'damage {number}')
 
     def test_unknown_features(self):
-        path = self.create('a.pcow')
+        path = self.create_plain('a.pcow')
         images.patch_header(path, 16, struct.pack('<Q', 1 << 40))
         self.refused(path, r'a\.pcow.*(feature|newer)')
-        path = self.create('b.pcow')
+        path = self.create_plain('b.pcow')
         images.patch_header(path, 24, struct.pack('<Q', 1 << 3))
         self.img('info', path)
         self.img_fails('snapshot', '-c', 'x', path, message=r'b\.pcow.*(feature|newer)')
-        path = self.create('c.pcow')
+        path = self.create_plain('c.pcow')
         images.patch_header(path, 32, struct.pack('<Q', 1 << 3))
         self.io(path, 'write 0 4k')
-        path = self.create('d.pcow')
+        path = self.create_plain('d.pcow')
         images.patch_header(path, 8, struct.pack('<I', 3))
         self.refused(path, r'd\.pcow.*(version|newer)')
 
@@ -154,7 +155,7 @@ class BadImageTest(images.ImageTestCase):
             (12, 4, (0, 512, 1 << 31)),
         ):
             for value in values:
-                path = self.create('a.pcow')
+                path = self.create_plain('a.pcow')
                 images.patch_header(path, offset, struct.pack('<I', value)[:size])
                 self.refused(path, r'a\.pcow')
                 path.unlink()
@@ -163,9 +164,9 @@ class BadImageTest(images.ImageTestCase):
 class BadBaseTest(images.ImageTestCase):
     def setUp(self):
         super().setUp()
-        self.base = self.create('base.pcow')
+        self.base = self.create_plain('base.pcow')
         self.io(self.base, 'write -P 1 0 64k')
-        self.top = self.create('top.pcow', None, '-b', 'base.pcow')
+        self.top = self.create_plain('top.pcow', None, '-b', 'base.pcow')
 
     def refused(self, message):
         before = images.digest(self.top)
@@ -214,7 +215,7 @@ class BadBaseTest(images.ImageTestCase):
 
     def test_two_down(self):
         middle = self.top.rename(self.path('middle.pcow'))
-        self.top = self.create('top.pcow', None, '-b', 'middle.pcow')
+        self.top = self.create_plain('top.pcow', None, '-b', 'middle.pcow')
         self.base.unlink()
         self.refused_and_warned_of('middle.pcow: its base base.pcow is missing')
         self.assertFalse(self.run_program('pcow-img', 'check', '-U', middle, code=0).stdout == '')
@@ -232,14 +233,14 @@ class BadBaseTest(images.ImageTestCase):
 
     def test_another_image(self):
         self.base.unlink()
-        self.create('base.pcow')
+        self.create_plain('base.pcow')
         self.refused_and_warned_of('top.pcow.*another image.*uuid')
 
     def test_failed_command_is_no_change(self):
         """A command on the base that was refused must not make the images on it invalid."""
         self.img('snapshot', '-c', 's', self.base)
         self.img('rebase', '-u', '-b', 'base.pcow', self.top)
-        self.create('other.pcow', None, '-b', 'base.pcow')
+        self.create_plain('other.pcow', None, '-b', 'base.pcow')
         self.img_fails('snapshot', '-c', 's', self.base, message="'s'")
         self.img_fails('snapshot', '-d', 'none', self.base, message="'none'")
         self.img_fails('snapshot', '-a', 'none', self.base, message="'none'")
@@ -307,7 +308,7 @@ class BadBaseTest(images.ImageTestCase):
     def test_deep_chain(self):
         name = 'base.pcow'
         for number in range(127):
-            self.create(f'{number}.pcow', None, '-b', name)
+            self.create_plain(f'{number}.pcow', None, '-b', name)
             name = f'{number}.pcow'
         self.io(name, 'read -P 1 0 64k')
         self.assertEqual(128, len(self.img_json('info', '--backing-chain', name)))
@@ -317,7 +318,7 @@ class BadBaseTest(images.ImageTestCase):
 
 class CheckTest(images.ImageTestCase):
     def test_clean(self):
-        path = self.create('a.pcow')
+        path = self.create_plain('a.pcow')
         self.io(path, 'write 0 3M')
         result = self.img_json('check', path)
         self.assertEqual(
@@ -330,6 +331,9 @@ class CheckTest(images.ImageTestCase):
                 'leaks': 0,
                 'leaks-fixed': 0,
                 'lost-size': 0,
+                'lost-size-is': 'exact',
+                'lost': [],
+                'refused': False,
             },
             {
                 key: value
@@ -342,7 +346,7 @@ class CheckTest(images.ImageTestCase):
         self.assertEqual('', self.img('check', '-q', path))
 
     def test_corruption(self):
-        path = self.create('a.pcow')
+        path = self.create_plain('a.pcow')
         self.io(path, 'write -P 1 0 2M', 'write -P 2 4M 2M')
         # the owner word of the first data slab: its checksum is now wrong
         offset = 64 * KIB + 8
@@ -355,18 +359,20 @@ class CheckTest(images.ImageTestCase):
         self.assertIn('1 errors were found on the image.', self.img('check', path, code=2))
         self.img('check', '-r', 'leaks', path, code=2)
         self.assertEqual(before, images.digest(path))
-        self.assertIn('found and repaired', self.img('check', '-r', 'all', path))
+        self.img('check', '-r', 'all', path, code=2)
+        self.assertEqual(before, images.digest(path))
+        self.assertIn('found and repaired', self.img('check', '-r', 'all', '--accept-loss', path))
         self.assert_clean(path)
         self.io(path, 'read -P 2 4M 2M')
 
     def test_wrong_usage(self):
-        path = self.create('a.pcow')
+        path = self.create_plain('a.pcow')
         self.img_fails('check', '-r', 'some', path, message="'leaks' or 'all'")
         self.img_fails('check', '-r', 'all', '-U', path, message='-U')
         self.img_fails('check', '-f', 'raw', path, message='does not support checks', code=63)
 
     def test_in_use(self):
-        path = self.create('a.pcow')
+        path = self.create_plain('a.pcow')
         user = self.start('pcow-io', path)
         user.stdin.write('write 0 4k\n')
         user.stdin.flush()

@@ -2,6 +2,7 @@
 """pcow-img convert: every pair of formats, and that DESTINATION is complete or not there."""
 
 import glob
+import json
 import os
 from pathlib import Path
 import random
@@ -79,6 +80,23 @@ class ConvertTest(images.ImageTestCase):
         # said to be raw, it is raw, whatever is in it
         self.img('convert', '-q', '-f', 'raw', fake, 'x.pcow')
         self.assert_same(fake, 'raw', self.path('x.pcow'), 'pcow')
+
+    def test_new_files_have_the_format_of_their_name(self):
+        self.create('a.pcow', '4M')
+        for name, image_format in (('b.qcow2', 'qcow2'), ('b.raw', 'raw'), ('b.img', 'raw')):
+            self.img('convert', 'a.pcow', name)
+            info = self.run_program('qemu-img', 'info', '--output=json', name).stdout
+            self.assertEqual(image_format, json.loads(info)['format'], name)
+        self.img('convert', 'a.pcow', 'b.pcow')
+        self.assertEqual(4 * MIB, self.img_json('info', 'b.pcow')['virtual-size'])
+        for name in ('c', 'c.vmdk', 'c.PCOW', '.qcow2', 'c.qcow2.bak'):
+            self.img_fails('convert', 'a.pcow', name, message='does not tell which format')
+            self.assertFalse(self.path(name).exists())
+        # what is asked for counts, whatever the name
+        self.img('convert', '-O', 'raw', 'a.pcow', 'd.qcow2')
+        self.assertEqual(bytes(4 * MIB), self.path('d.qcow2').read_bytes())
+        self.img('convert', '-O', 'pcow', 'a.pcow', 'd')
+        self.assertEqual(4 * MIB, self.img_json('info', 'd')['virtual-size'])
 
     def test_options(self):
         raw = self.make_raw()
@@ -309,7 +327,9 @@ class ConvertTest(images.ImageTestCase):
         user.stdout.readline()
         self.img_fails('convert', '-f', 'raw', raw, busy, message='in use')
         self.img_fails('convert', '-f', 'raw', raw, raw, message='the same file')
-        self.img_fails('convert', '-f', 'raw', raw, self.directory, message='not a regular file')
+        self.img_fails(
+            'convert', '-f', 'raw', '-O', 'raw', raw, self.directory, message='not a regular file'
+        )
         self.img_fails('convert', '-f', 'raw', raw, 'none/x.pcow', message='No such file')
         self.img_fails('convert', '-f', 'raw', 'none', 'x.pcow', message='No such file')
         self.path('dangling.pcow').symlink_to('nowhere')

@@ -52,8 +52,27 @@ class CommandLineTest(images.ImageTestCase):
                 code=code,
             )
             self.img_fails(command, '-Z', 'x', 'y', message="'-Z' is not known", code=code)
-            self.img_fails(command, message='expecting', code=code)
-            self.img_fails(command, 'a', 'b', 'c', message='expecting', code=code)
+            self.img_fails(command, message='is missing|expecting', code=code)
+            self.img_fails(command, 'a', 'b', 'c', message='too many|expecting', code=code)
+
+    def test_words_name_what_is_meant(self):
+        self.img_fails('chek', 'a.pcow', message="did you mean 'check'")
+        self.img_fails('create', message='create: FILE SIZE is missing')
+        self.img_fails('resize', message='resize: FILE SIZE is missing')
+        self.img_fails('create', 'a.pcow', '2M', 'x', message="'x' is one word too many")
+        self.img_fails('convert', 'a.pcow', message='convert: DESTINATION is missing')
+        path = self.create('a.pcow')
+        self.img('snapshot', '-c', 'before-upgrade', path)
+        self.img('snapshot', '-c', '.loading-1', path)
+        for words in (
+            ('snapshot', '-d', 'before-upgrad', path),
+            ('convert', '-l', 'beforeupgrade', path, 'x.raw'),
+            ('map', '-S', 'Before-upgrade', path),
+            ('create', '-b', path, '-o', 'base_snapshot=before-ugprade', 'x.pcow'),
+        ):
+            self.img_fails(*words, message="did you mean 'before-upgrade'")
+        for name in ('other', '.loading-2'):
+            self.img_fails('snapshot', '-d', name, path, message=f"'{name}'; pcow-img snapshot -l")
 
     def test_option_without_value(self):
         self.img_fails('create', '-b', message="'-b' needs a value")
@@ -81,7 +100,11 @@ class CreateTest(images.ImageTestCase):
             ('0', 'out of range'),
             ('17T', 'out of range'),
             ('8E', 'too large'),
-            ('-1', 'not known|not a size'),
+            ('-1', "'-1' is no option, and no size either"),
+            ('-5G', "'-5G' is no option, and no size either"),
+            ('+5G', 'has a sign, which a size has not: write 5G'),
+            ('1GB', 'write 1G or 1GiB'),
+            ('1.5', 'not a size'),
             ('1Q', 'not a size'),
             ('', 'not a size'),
             ('1G2', 'not a size'),
@@ -105,6 +128,21 @@ class CreateTest(images.ImageTestCase):
         )
         self.img_fails('create', '-o', 'cluster_size', 'a.pcow', '4M', message='needs a value')
         self.assertEqual([], os.listdir(self.directory))
+
+    def test_units(self):
+        for size in ('1.5G', '1536MiB', '1.5 GiB', '0x60000000'):
+            self.img('create', '-q', 'a.pcow', size)
+            self.assertEqual(1536 * MIB, self.img_json('info', 'a.pcow')['virtual-size'], size)
+            self.path('a.pcow').unlink()
+        self.img('create', '-q', '-o', 'cluster_size=16KiB', 'a.pcow', '2M')
+        self.assertEqual(16 * KIB, self.img_json('info', 'a.pcow')['cluster-size'])
+
+    def test_name_that_qemu_would_map_raw(self):
+        for name in ('a.qcow2', 'a.img', 'a', '.pcow', 'a.pcow.bak'):
+            self.img_fails('create', name, '2M', message=r'not called \*.pcow.*-f pcow')
+        self.assertEqual([], os.listdir(self.directory))
+        self.img('create', '-q', '-f', 'pcow', 'a.qcow2', '2M')
+        self.assertEqual(2 * MIB, self.img_json('info', 'a.qcow2')['virtual-size'])
 
     def test_existing_file_is_kept(self):
         path = self.create('a.pcow')

@@ -64,7 +64,7 @@ class ListTest(images.ImageTestCase):
         self.assertRegex(text, r'(?m)^bad.pcow: .*not a pcow image')
 
     def test_refused(self):
-        self.img_fails('list', message='expecting a directory')
+        self.img_fails('list', message='DIRECTORY is missing')
         self.img_fails('list', self.path('none'), message='cannot be listed: No such file')
         self.img_fails('list', self.top, message='cannot be listed: Not a directory')
         self.img_fails('list', '--cache', message="'--cache' needs a value")

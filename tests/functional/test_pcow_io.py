@@ -101,7 +101,9 @@ class CommandTest(images.ImageTestCase):
         path = self.create('a.pcow')
         before = images.digest(path)
         for command, message in (
-            ('frobnicate', '"frobnicate" not found'),
+            ('frobnicate', "'frobnicate' is not known; see 'help'"),
+            ('raed 0 4k', "did you mean 'read'"),
+            ('read 0 4kB', 'in 1000 or in 1024: write 4K or 4KiB'),
             ('write', 'bad argument count 0'),
             ('write 1', 'bad argument count 1'),
             ('read 1 2 3', 'bad argument count 3'),
@@ -122,13 +124,13 @@ class CommandTest(images.ImageTestCase):
             ('write -z -P 1 0 1', 'only one of'),
             ('write -s none 0 1', 'none'),
             ('write -s /dev/null 0 1', 'empty'),
-            ('resize 3M', '2 MiB'),
+            ('resize 0', 'out of range'),
             ('resize 8M', 'shrink'),
             ('sleep x', 'not a number'),
             ('snapshot', 'bad argument count'),
             ('snapshot create', 'usage'),
             ('snapshot revert none', "'none'"),
-            ('help frobnicate', 'not found'),
+            ('help frobnicate', 'not known'),
             ('length 1', 'bad argument count'),
             (' '.join(['w'] * 40), 'more than 32'),
         ):

@@ -417,9 +417,36 @@ class BadCasesTest(TestCase):
         self.ctl('image', 'create', 'p/vm', '--template', 't')
         self.path = self.pool / 'vm.pcow'
 
+    def test_sizes_are_rounded_up_as_pcow_img_does(self) -> None:
+        said = 'image size 3145728 rounded up to 4194304, a multiple of 2 MiB'
+        words = ('image', 'create', 'p/x', '--size', '3M', '-f', 'json')
+        done = self.run_program(*self.command(*words))
+        self.assertEqual(f'note: {said}\n', done.stderr)
+        self.assertEqual(4 * MIB, json.loads(done.stdout)['virtual size'])
+        made = self.run_program(BIN / 'pcow-img', 'create', self.pool / 'y.pcow', '3M')
+        self.assertEqual(f'pcow-img: note: {said}\n', made.stderr)
+        quiet = self.run_program(*self.command('-q', 'image', 'resize', 'p/x', '5.5M'))
+        self.assertEqual('', quiet.stderr)
+        self.assertEqual(6 * MIB, self.show('image', 'show', 'p/x')['virtual size'])
+        source = self.make_raw('odd.raw', 4 * MIB, at_0=0x11)
+        done = self.run_program(
+            *self.command('template', 'build', source, 'p/odd', '--source-format', 'raw'),
+            *('--size', '9M'),
+        )
+        self.assertIn('rounded up to 10485760', done.stderr)
+
+    def test_a_template_of_its_pool(self) -> None:
+        made = self.show('image', 'create', 'p/x', '--template', 'p/t')
+        self.assertEqual('t.pcow', made['base'])
+        self.assertIn('not in the pool', self.fails('image', 'create', 'p/y', '--template', 'q/t'))
+
     def test_names_and_sizes(self) -> None:
         self.assertIn('exists already', self.fails('image', 'create', 'p/vm', '--template', 't'))
-        self.assertIn('multiples of 2 MiB', self.fails('image', 'create', 'p/x', '--size', '3M'))
+        for size, message in (('1GB', 'write 1G or 1GiB'), ('-2M', 'write 2M'), ('0', 'is zero')):
+            done = self.run_program(
+                *self.command('image', 'create', 'p/x', '--size', size), exit_code=2
+            )
+            self.assertIn(message, done.stderr)
         self.assertIn('needs a size', self.fails('image', 'create', 'p/x'))
         self.assertIn('no image', self.fails('image', 'create', 'p/x', '--template', 'nosuch'))
         self.assertIn(

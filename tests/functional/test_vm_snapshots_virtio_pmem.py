@@ -48,3 +48,20 @@ class VirtioPmemTest(vm_snapshot_case.VmSnapshotTestCase):
             self.assert_flushes(vm, pmem)
             vm.quit()
         self.assert_files_clean()
+
+    def test_old_machine_types_have_no_state(self) -> None:
+        """As QEMU without the patch could not load theirs; a property brings it there too."""
+        wanted = ('-global', 'virtio-pmem.x-migrate-state=on')
+        for machine, more, expected in (
+            ('q35', (), True),
+            ('pc-q35-9.2', (), False),
+            ('pc-q35-9.2', wanted, True),
+        ):
+            with self.subTest(machine, more=more):
+                self.image.unlink()
+                vm_state.run('pcow-img', 'create', '-q', self.image, vm_snapshot_case.SIZE)
+                vm_state.run('qemu-img', 'create', '-q', '-f', 'qcow2', self.carrier, '1M')
+                with self.start('-machine', machine, *more) as vm:
+                    self.assertEqual('', vm.save('s'))
+                    vm.quit()
+                self.assertEqual(expected, b'/virtio-pmem' in self.carrier.read_bytes())

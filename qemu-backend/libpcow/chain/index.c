@@ -3,7 +3,8 @@
 
 #include <sys/mman.h>
 
-#define MOST_INDEXES 16384u            /* 64 MiB of addresses: their lists hold a million slabs. Beyond, lists are walked over */
+/* 64 MiB of addresses: their lists hold a million slabs. Beyond, lists are walked over */
+#define MOST_INDEXES 16384u
 #define INDEX_SIZE (PAGES_PER_SLAB * sizeof(slab_ref))
 
 static void *reserve(uint64_t size, int access)

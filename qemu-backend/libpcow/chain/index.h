@@ -19,7 +19,8 @@
 
 #include "chain/chain.h"
 
-#define LONG_LIST 64u                  /* slabs that are walked over before an index is worth its 4 KiB */
+/* slabs that are walked over before an index is worth its 4 KiB */
+#define LONG_LIST 64u
 
 /*
  * Memory for the indexes of a chain; false: there is none. What is never used takes address space

@@ -14,8 +14,9 @@ static int run(struct check *check)
 {
     /* Each step relies on what the ones before it have settled. */
     static int (*const step[])(struct check *) = {
-        check_mirror, check_header, check_length, check_cut_mirror, check_datasums, check_owners, check_records, check_rebuild, check_tree,
-        check_dead_slabs, check_overlaps, check_state, check_free_blocks, check_header_copy,
+        check_mirror,   check_header,     check_length,      check_cut_mirror,  check_datasums,
+        check_owners,   check_records,    check_rebuild,     check_tree,        check_dead_slabs,
+        check_empty_slabs, check_overlaps, check_state,      check_free_blocks, check_header_copy,
     };
     int ret = 0;
 
@@ -42,52 +43,161 @@ static void count_slabs(struct check *check)
         check->result->slabs_used += check->slabs[i].owner.kind != OWNER_NONE;
 }
 
-int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque,
-               struct pcow_check_result *result, struct pcow_error *error)
+/* From the start: what a pass has found does not count for the next one. */
+static void begin(struct check *check, const struct check_request *request, bool repair, bool tell)
 {
-    return check_file(path, flags, NULL, finding, opaque, result, error);
-}
+    struct check fresh = {
+        .file = check->file,
+        .rescue = check->rescue,
+        .repair = repair,
+        .intended = request->flags & PCOW_CHECK_REPAIR,
+        .unlocked = request->flags & PCOW_CHECK_FORCE_SHARE,
+        .finding = tell ? request->finding : NULL,
+        .loss = tell ? request->loss : NULL,
+        .opaque = request->opaque,
+        .result = request->result,
+        .error = request->error,
+    };
 
-int check_file(const char *path, unsigned flags, struct observer *observer, pcow_finding_fn finding,
-               void *opaque, struct pcow_check_result *result, struct pcow_error *error)
-{
-    struct check *check;
-    int ret;
-
-    memset(result, 0, sizeof *result);
-    if (flags & PCOW_CHECK_REPAIR && flags & PCOW_CHECK_FORCE_SHARE)
-        return error_set(
-            error, -EINVAL,
-            "%s cannot be repaired without its lock (-U); stop what uses it and leave -U out",
-            path);
-    check = calloc(1, sizeof *check);
-    if (!check)
-        return error_set(error, -ENOMEM, "out of memory");
-    check->repair = flags & PCOW_CHECK_REPAIR;
-    check->unlocked = flags & PCOW_CHECK_FORCE_SHARE;
-    check->finding = finding;
-    check->opaque = opaque;
-    check->result = result;
-    check->error = error;
-    ret = file_open(&check->file, AT_FDCWD, path, path,
-                    (check->repair ? FILE_WRITE : 0)
-                        | (flags & PCOW_CHECK_FORCE_SHARE ? FILE_FORCE_SHARE : 0),
-                    observer, error);
-    if (!ret) {
-        /* Readers of a snapshot do not hold the image, and what is repaired may be moved. */
-        ret = check->repair ? lock_everything(&check->file, error) : 0;
-        if (!ret) {
-            ret = run(check);
-            count_slabs(check);
-            check_end_of_findings(check);
-        }
-        file_close(&check->file);
-    }
     free(check->slabs);
     free(check->layers);
     free(check->lost_slots);
     free(check->slot_taken);
     free(check->overlay);
+    free(check->losses);
+    *check = fresh;
+}
+
+static int pass(struct check *check, const struct check_request *request, bool repair, bool tell)
+{
+    char suffix[sizeof request->result->rescue_suffix];
+    int ret;
+
+    memcpy(suffix, request->result->rescue_suffix, sizeof suffix);
+    memset(request->result, 0, sizeof *request->result);
+    memcpy(request->result->rescue_suffix, suffix, sizeof suffix);
+    begin(check, request, repair, tell);
+    ret = run(check);
+    count_slabs(check);
+    check_tell_losses(check);
+    check_end_of_findings(check);
+    return ret;
+}
+
+static int open_file(struct check *check, const struct check_request *request, unsigned flags,
+                     struct observer *observer)
+{
+    return file_open(&check->file, AT_FDCWD, request->path, request->path, flags, observer,
+                     request->error);
+}
+
+/* Find out, and change nothing. */
+static int look(struct check *check, const struct check_request *request, bool tell)
+{
+    int ret =
+        open_file(check, request, request->flags & PCOW_CHECK_FORCE_SHARE ? FILE_FORCE_SHARE : 0,
+                  request->flags & PCOW_CHECK_REPAIR ? NULL : request->observer);
+
+    if (ret)
+        return ret;
+    ret = pass(check, request, false, tell);
+    file_close(&check->file);
+    return ret;
+}
+
+/*
+ * A pass goes the same way with repair as without, so what the first one finds to be lost is what
+ * the second one drops.
+ */
+static int mend_locked(struct check *check, const struct check_request *request)
+{
+    int ret = pass(check, request, false, false);
+
+    if (!ret && check->loss_count)
+        ret = request->flags & PCOW_CHECK_ACCEPT_LOSS
+                  ? check_keep_losses(check)
+                  : error_set(check->error, -EAGAIN,
+                              "%s was changed by somebody else since it was looked at; try again",
+                              request->path);
+    if (!ret)
+        ret = pass(check, request, true, true);
+    if (!ret && check->rescue)
+        ret = check_end_rescue(check);
+    if (check->rescue)
+        fclose(check->rescue);
+    check->rescue = NULL;
+    return ret;
+}
+
+static int mend(struct check *check, const struct check_request *request)
+{
+    int ret = open_file(check, request, FILE_WRITE, request->observer);
+
+    if (ret)
+        return ret;
+    /* Readers of a snapshot do not hold the image, and what is repaired may be moved. */
+    ret = lock_everything(&check->file, request->error);
+    if (!ret)
+        ret = mend_locked(check, request);
+    file_close(&check->file);
+    return ret;
+}
+
+/* Whoever opens a file for writing changes its time: so whether to repair is found out before. */
+static int check_or_repair(struct check *check, const struct check_request *request)
+{
+    int ret;
+
+    if (!(request->flags & PCOW_CHECK_REPAIR))
+        return look(check, request, true);
+    ret = look(check, request, false);
+    if (ret)
+        return ret;
+    if (!request->result->losses || request->flags & PCOW_CHECK_ACCEPT_LOSS)
+        return mend(check, request);
+    ret = look(check, request, true);
+    request->result->refused = !ret;
+    return ret;
+}
+
+int check_file(const struct check_request *request)
+{
+    struct check *check;
+    int ret;
+
+    memset(request->result, 0, sizeof *request->result);
+    if (request->flags & PCOW_CHECK_REPAIR && request->flags & PCOW_CHECK_FORCE_SHARE)
+        return error_set(
+            request->error, -EINVAL,
+            "%s cannot be repaired without its lock (-U); stop what uses it and leave -U out",
+            request->path);
+    check = calloc(1, sizeof *check);
+    if (!check)
+        return error_set(request->error, -ENOMEM, "out of memory");
+    ret = check_or_repair(check, request);
+    free(check->slabs);
+    free(check->layers);
+    free(check->lost_slots);
+    free(check->slot_taken);
+    free(check->losses);
     free(check);
     return ret;
+}
+
+int pcow_check_losses(const char *path, unsigned flags, pcow_finding_fn finding, pcow_loss_fn loss,
+                      void *opaque, struct pcow_check_result *result, struct pcow_error *error)
+{
+    return check_file(&(struct check_request){.path = path,
+                                              .flags = flags,
+                                              .finding = finding,
+                                              .loss = loss,
+                                              .opaque = opaque,
+                                              .result = result,
+                                              .error = error});
+}
+
+int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque,
+               struct pcow_check_result *result, struct pcow_error *error)
+{
+    return pcow_check_losses(path, flags, finding, NULL, opaque, result, error);
 }

@@ -4,10 +4,13 @@
  * is damaged. Each step finds what is wrong with one structure, says so, and puts it right in
  * memory, so that the next step does not stumble over it; with PCOW_CHECK_REPAIR it also puts it
  * right in the file, by the same kind of stores as every other update: a repair that is interrupted
- * is simply done again.
+ * is simply done again. What is dropped is noted before, alike with and without repair (lost.c): so
+ * a pass without repair tells what one with repair will lose.
  */
 #ifndef PCOW_CHECK_CHECK_H
 #define PCOW_CHECK_CHECK_H
+
+#include <stdio.h>
 
 #include "image/image.h"
 
@@ -41,11 +44,19 @@ struct check_layer {
     uint64_t data_end, state_end;         /* by the slabs that it owns */
 };
 
+/* Something that is lost, see lost.c. */
+struct check_loss {
+    struct pcow_loss is;
+    enum pcow_certainty certainty;
+};
+
 struct check {
     struct file file;
     bool repair;
+    bool intended;                        /* a repair is to follow */
     bool unlocked;                        /* somebody may be using the image */
-    pcow_finding_fn finding;
+    pcow_finding_fn finding;              /* NULL: nobody wants to know */
+    pcow_loss_fn loss;                    /* the same */
     void *opaque;
     struct pcow_check_result *result;
     struct pcow_error *error;
@@ -53,6 +64,7 @@ struct check {
 
     struct header header;                 /* as it should be */
     bool ids_uncertain;                   /* next_layer_id was lost and comes from the copy */
+    bool slots_uncertain;                 /* the same of layer_slots */
     bool generation_raised;
 
     uint64_t slab_count;
@@ -69,6 +81,10 @@ struct check {
     bool *slot_taken;
     uint32_t slot_limit;                  /* slots that have a place */
 
+    struct check_loss *losses;
+    size_t loss_count, loss_capacity;
+    FILE *rescue;                         /* that keeps them; NULL: none */
+
     /* pages that are damaged in the file and known from the mirror: those are read instead */
     struct overlay *overlay;
     size_t overlays;
@@ -80,9 +96,53 @@ struct overlay {
     uint8_t content[PCOW_PAGE_SIZE];
 };
 
-/* check.c: pcow_check(), seen by an observer (NULL: none) */
-int check_file(const char *path, unsigned flags, struct observer *observer, pcow_finding_fn finding,
-               void *opaque, struct pcow_check_result *result, struct pcow_error *error);
+struct check_request {
+    const char *path;
+    unsigned flags;
+    pcow_finding_fn finding;
+    pcow_loss_fn loss;
+    void *opaque;
+    struct pcow_check_result *result;
+    struct pcow_error *error;
+    struct observer *observer;            /* of the repair, if it is one; NULL but in tests */
+};
+
+/* check.c: pcow_check_losses() */
+int check_file(const struct check_request *request);
+
+/* ---- lost.c: what is lost; to be noted before it is dropped ---------------------------------- */
+
+int check_bitmap(struct check *check, uint64_t slab, struct page_set *valid);
+/* Pages of a file slab. owner.kind other than data: nobody knows whose. */
+int check_lose_pages(struct check *check, uint64_t slab, struct owner owner,
+                     const struct page_set *pages, enum pcow_certainty certainty);
+/* All that is valid of a file slab. */
+int check_lose_slab(struct check *check, uint64_t slab, struct owner owner);
+/* A piece of VM state. slab: that it is in, 0: it is gone. */
+int check_lose_state(struct check *check, const struct check_layer *found, uint64_t number,
+                     uint64_t slab);
+/* What a layer record said. layer, offset: 0 if not known. */
+int check_lose_record(struct check *check, uint32_t layer, uint64_t record_offset);
+/* Something, and nothing tells how much. */
+int check_lose_unknown(struct check *check);
+/* The pages of a file slab that hold anything but zeros. */
+void check_content(const struct check *check, uint64_t slab, struct page_set *pages);
+
+/* ---- lost_told.c: at the end, when it is known which layers are alive ------------------------ */
+
+/* Leave out what nobody could read; count and tell the rest. */
+void check_tell_losses(struct check *check);
+/* The name of the snapshot that a layer is; NULL: it is none, or not known. */
+const char *check_snapshot_name(const struct check *check, uint32_t layer);
+
+/* ---- rescue.c: keeping what is dropped ------------------------------------------------------- */
+
+/*
+ * Write all losses to a file beside the image, and have it on the medium. Its suffix goes to the
+ * result. / When the repair is done: say so in it.
+ */
+int check_keep_losses(struct check *check);
+int check_end_rescue(struct check *check);
 
 /* ---- report.c: findings, reading, writing ---------------------------------------------------- */
 
@@ -93,6 +153,9 @@ int check_file(const char *path, unsigned flags, struct observer *observer, pcow
 void check_corruption(struct check *check, bool repairable, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void check_leak(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A leak, or data that nothing refers to any more. */
+void check_doubtful(struct check *check, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 void check_note(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void check_end_of_findings(struct check *check);
 
@@ -133,11 +196,13 @@ int check_header_copy(struct check *check);
 int check_length(struct check *check);
 int check_owners(struct check *check);
 int check_add_slab(struct check *check, uint64_t slab, struct owner owner);
-int check_bitmap(struct check *check, uint64_t slab, struct page_set *valid);
-/* Free a file slab: store an owner word of 0, then punch. lost: its valid pages are given up. */
-int check_free_slab(struct check *check, uint64_t slab, bool lost);
+/*
+ * Free a file slab: store an owner word of 0, then punch. lost: whose its valid pages are, which are
+ * given up; NULL: nobody's.
+ */
+int check_free_slab(struct check *check, uint64_t slab, const struct owner *lost);
 /* The same for one of the list, which is marked OWNER_NONE. */
-int check_drop_slab(struct check *check, struct check_slab *slab, bool lost);
+int check_drop_slab(struct check *check, struct check_slab *slab, const struct owner *lost);
 
 /* ---- records.c: layer records as they are read and written ----------------------------------- */
 
@@ -164,7 +229,14 @@ int check_tree(struct check *check);
 /* ---- slabs.c --------------------------------------------------------------------------------- */
 
 int check_dead_slabs(struct check *check);
+int check_empty_slabs(struct check *check);
 int check_overlaps(struct check *check);
+/* Slabs of one kind, by owner; the caller frees the list. */
+int check_sort_by_owner(struct check *check, enum owner_kind kind, struct check_slab ***sorted,
+                        size_t *count);
+
+/* ---- state.c, free.c ------------------------------------------------------------------------- */
+
 int check_state(struct check *check);
 int check_free_blocks(struct check *check);
 

@@ -187,6 +187,8 @@ static int check_words(struct check *check, const struct header *copy, bool copy
             value += GENERATION_GAP;
         if (offset == offsetof(struct header, next_layer_id))
             check->ids_uncertain = true;
+        if (offset == offsetof(struct header, layer_slots))
+            check->slots_uncertain = true;
         check_corruption(check, true, "the word %s of the header is damaged; its copy %s",
                          header_word[i].name,
                          from_copy ? "can be used" : "is damaged too, so it is worked out again");
@@ -244,7 +246,7 @@ int check_header(struct check *check)
         return -ENOTSUP;
     read_only =
         good ? check->header.read_only_compatible_features : copy.read_only_compatible_features;
-    if (check->repair && read_only & ~FEATURES_KNOWN)
+    if (check->intended && read_only & ~FEATURES_KNOWN)
         return error_set(check->error, -ENOTSUP,
                          "%s uses features (0x%llx) that this program can read but not repair; "
                          "use a newer pcow",
@@ -263,6 +265,10 @@ int check_header(struct check *check)
         ret = check_store(check, 0, &copy, FIXED_SIZE);
         if (!ret && all_from_copy)
             ret = check_store(check, offsetof(struct header, base), copy.base, sizeof copy.base);
+    } else if (copy_is_good && word_value(check->header.state) & HEADER_AMENDING
+               && memcmp(check->header.uuid, copy.uuid, sizeof copy.uuid) == 0) {
+        check_note(check, "giving it a mirror of its metadata was interrupted: pcow-img amend -o "
+                          "mirror=on finishes it");
     } else if (copy_is_good && memcmp(&check->header, &copy, FIXED_SIZE)) {
         check_corruption(check, true, "the copy of the header belongs to another image");
         copy_is_good = false;

@@ -22,6 +22,9 @@ int check_length(struct check *check)
     check->slab_count = rounded >> SLAB_BITS;
     if (rounded == check->length)
         return 0;
+    /* Words that are gone would have told of more. */
+    if (check->length % GROUP_SIZE < LAYER_TABLE_OFFSET && (ret = check_lose_unknown(check)))
+        return ret;
     check_corruption(check, true,
                      "the length of the file, %llu bytes, %s", (unsigned long long)check->length,
                      check->length % PCOW_SLAB_SIZE
@@ -49,36 +52,22 @@ int check_add_slab(struct check *check, uint64_t slab, struct owner owner)
     return 0;
 }
 
-int check_bitmap(struct check *check, uint64_t slab, struct page_set *valid)
+int check_free_slab(struct check *check, uint64_t slab, const struct owner *lost)
 {
-    return check_read(check, bitmap_offset(slab), valid, sizeof *valid);
-}
-
-int check_free_slab(struct check *check, uint64_t slab, bool lost)
-{
-    struct page_set valid;
-    uint64_t bytes;
-    int ret;
+    int ret = 0;
 
     if (lost) {
-        ret = check_bitmap(check, slab, &valid);
+        ret = check_lose_slab(check, slab, *lost);
         if (!ret)
             ret = check_raise_generation(check);
-        if (ret)
-            return ret;
-        bytes = page_set_count(&valid) * PCOW_PAGE_SIZE;
-        if (check->repair && bytes) {
-            check->result->lost_size += bytes;
-            check_note(check, "file slab %llu: %llu bytes of guest data were given up",
-                       (unsigned long long)slab, (unsigned long long)bytes);
-        }
     }
-    ret = check_store64(check, owner_offset(slab), 0);
+    if (!ret)
+        ret = check_store64(check, owner_offset(slab), 0);
     return ret || slab >= check->slab_count || slab_is_group_head(slab, check->file.heads) ? ret
         : check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);
 }
 
-int check_drop_slab(struct check *check, struct check_slab *slab, bool lost)
+int check_drop_slab(struct check *check, struct check_slab *slab, const struct owner *lost)
 {
     slab->owner.kind = OWNER_NONE;
     return check_free_slab(check, slab->slab, lost);
@@ -103,7 +92,7 @@ static bool owner_is_possible(struct owner owner)
  * An owner word that cannot count. The slab stays on the list without owner, so that its blocks are
  * not found again as a leak.
  */
-static int drop_word(struct check *check, uint64_t slab, bool lost)
+static int drop_word(struct check *check, uint64_t slab, const struct owner *lost)
 {
     int ret = slab < check->slab_count ? check_add_slab(check, slab, (struct owner){0}) : 0;
 
@@ -112,20 +101,21 @@ static int drop_word(struct check *check, uint64_t slab, bool lost)
 
 static int check_word(struct check *check, uint64_t slab, uint64_t word)
 {
+    static const struct owner nobody = {.kind = OWNER_NONE};
     struct owner owner = owner_decode(word);
 
     if (!word_is_valid(word)) {
         check_corruption(check, true,
                          "the owner word of file slab %llu is damaged: whose data it holds is lost",
                          (unsigned long long)slab);
-        return drop_word(check, slab, true);
+        return drop_word(check, slab, slab_is_group_head(slab, check->file.heads) ? NULL : &nobody);
     }
     if (slab_is_group_head(slab, check->file.heads) || !owner_is_possible(owner)) {
         check_corruption(
             check, true,
             "the owner word of file slab %llu is impossible (kind %u, layer %u, number %u)",
             (unsigned long long)slab, (unsigned)owner.kind, owner.layer, owner.number);
-        return drop_word(check, slab, !slab_is_group_head(slab, check->file.heads));
+        return drop_word(check, slab, slab_is_group_head(slab, check->file.heads) ? NULL : &nobody);
     }
     if (slab >= check->slab_count) {
         check_corruption(check, true,
@@ -133,55 +123,51 @@ static int check_word(struct check *check, uint64_t slab, uint64_t word)
                          "of file: it was cut short",
                          (unsigned long long)slab, (unsigned long long)owner.number << SLAB_BITS,
                          owner.layer);
-        return drop_word(check, slab, owner.kind == OWNER_DATA);
+        return drop_word(check, slab, owner.kind == OWNER_DATA ? &owner : NULL);
     }
     if (owner.kind == OWNER_TABLE && check->table[owner.number]) {
         check_corruption(
             check, true,
             "file slabs %llu and %llu both say that they are layer table %u; the first counts",
             (unsigned long long)check->table[owner.number], (unsigned long long)slab, owner.number);
-        return drop_word(check, slab, false);
+        return drop_word(check, slab, NULL);
     }
     if (owner.kind == OWNER_TABLE)
         check->table[owner.number] = slab;
     return check_add_slab(check, slab, owner);
 }
 
-/* The file ends inside its last slab: what its owner kept behind the end is gone. */
-static int check_cut_slab(struct check *check, struct check_slab *slab)
+/*
+ * The file ends inside its last slab: what its owner kept behind the end is gone. Whether VM state
+ * reaches so far its record tells, see slabs.c.
+ */
+static int check_cut_slab(struct check *check, const struct check_slab *slab)
 {
-    unsigned first = (unsigned)(check->length % PCOW_SLAB_SIZE / PCOW_PAGE_SIZE), lost = 0;
-    struct page_set valid;
+    unsigned first = (unsigned)(check->length % PCOW_SLAB_SIZE / PCOW_PAGE_SIZE);
+    struct page_set valid, lost = {{0}};
     int ret;
 
-    if (slab->owner.kind == OWNER_STATE) {
-        check_corruption(check, true,
-                         "the file ends inside file slab %llu, which holds VM state of layer %u",
-                         (unsigned long long)slab->slab, slab->owner.layer);
-        return check_drop_slab(check, slab, false);
-    }
     if (slab->owner.kind != OWNER_DATA)
         return 0;
+    page_set_add_range(&lost, first, PAGES_PER_SLAB - first);
     ret = check_bitmap(check, slab->slab, &valid);
-    for (unsigned page = first; page < PAGES_PER_SLAB; page++)
-        lost += page_set_has(&valid, page);
-    if (ret || !lost)
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        lost.word[w] &= valid.word[w];
+    if (ret || page_set_empty(&lost))
         return ret;
     check_corruption(check, true,
                      "the file ends inside file slab %llu: %u pages of the guest from byte %llu on "
                      "(layer %u) are lost",
-                     (unsigned long long)slab->slab, lost,
+                     (unsigned long long)slab->slab, page_set_count(&lost),
                      ((unsigned long long)slab->owner.number << SLAB_BITS) + first * PCOW_PAGE_SIZE,
                      slab->owner.layer);
-    ret = check_raise_generation(check);
-    for (unsigned w = first / 64; w < PAGE_SET_WORDS && ret == 0; w++) {
-        uint64_t kept = valid.word[w] & (w == first / 64 ? (UINT64_C(1) << first % 64) - 1 : 0);
-
-        if (kept != valid.word[w])
-            ret = check_store64(check, bitmap_offset(slab->slab) + w * sizeof kept, kept);
-    }
-    if (check->repair)
-        check->result->lost_size += lost * PCOW_PAGE_SIZE;
+    ret = check_lose_pages(check, slab->slab, slab->owner, &lost, PCOW_EXACT);
+    if (!ret)
+        ret = check_raise_generation(check);
+    for (unsigned w = 0; w < PAGE_SET_WORDS && ret == 0; w++)
+        if (lost.word[w])
+            ret = check_store64(check, bitmap_offset(slab->slab) + w * sizeof(uint64_t),
+                                valid.word[w] & ~lost.word[w]);
     return ret;
 }
 

@@ -97,7 +97,9 @@ static int settle_active(struct check *check)
                                                         : "is a snapshot",
                      guess ? "the open layer is taken"
                            : "an empty layer is put on the newest snapshot");
-    ret = check_raise_generation(check);
+    ret = check_lose_record(check, active_id(check), 0);
+    if (!ret)
+        ret = check_raise_generation(check);
     if (ret)
         return ret;
     return guess ? check_set_header_word(check, offsetof(struct header, active_layer),
@@ -142,12 +144,14 @@ static int compare_ids(const void *left, const void *right)
  */
 static int check_new_id(struct check *check, struct check_slab *slab, struct ids *ids)
 {
+    static const struct owner nobody = {.kind = OWNER_NONE};
+
     if (slab->owner.layer < word_value(check->header.next_layer_id) || check->ids_uncertain)
         return add_id(check, ids, slab->owner.layer);
     check_corruption(check, true,
                      "file slab %llu belongs to layer %u, an id that was never given out",
                      (unsigned long long)slab->slab, slab->owner.layer);
-    return check_drop_slab(check, slab, slab->owner.kind == OWNER_DATA);
+    return check_drop_slab(check, slab, &nobody);
 }
 
 static int find_missing(struct check *check, struct ids *ids)
@@ -236,7 +240,11 @@ static int drop_lost_records(struct check *check)
                          "own, that is gone",
                          slot);
         check->slot_taken[slot] = false;
-        ret = check_store64(check, check_record_offset(check, slot), 0);
+        /* A slot that was never used held nothing. */
+        if (slot < word_value(check->header.layer_slots) || check->slots_uncertain)
+            ret = check_lose_record(check, 0, check_record_offset(check, slot));
+        if (!ret)
+            ret = check_store64(check, check_record_offset(check, slot), 0);
     }
     return ret;
 }

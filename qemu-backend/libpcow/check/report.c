@@ -61,6 +61,18 @@ void check_leak(struct check *check, const char *format, ...)
     va_end(args);
 }
 
+void check_doubtful(struct check *check, const char *format, ...)
+{
+    va_list args;
+
+    check->result->leaks++;
+    if (check->repair)
+        check->result->leaks_fixed++;
+    va_start(args, format);
+    tell(check, PCOW_FINDING_LEAK, check->repair ? "; given back" : "", format, args);
+    va_end(args);
+}
+
 void check_note(struct check *check, const char *format, ...)
 {
     va_list args;

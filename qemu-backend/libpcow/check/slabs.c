@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/*
- * What the layers own: slabs of the dead, pages held twice, VM state, and blocks that belong to
- * nobody.
- */
+/* What the layers own: slabs of the dead, empty ones, pages held twice. */
 #include "check/check.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "util/error.h"
 
@@ -25,7 +20,51 @@ int check_dead_slabs(struct check *check)
             continue;
         check_leak(check, "file slab %llu belongs to layer %u, which is deleted",
                    (unsigned long long)slab->slab, slab->owner.layer);
-        ret = check_drop_slab(check, slab, false);
+        ret = check_drop_slab(check, slab, NULL);
+    }
+    return ret;
+}
+
+/*
+ * A slab whose bitmap names no page, and which holds something. A host crash in class page-cache
+ * leaves that, where it may keep the owner word of a first store and lose the bitmap; and who knows
+ * where the file lay then. Or the bitmap is what was lost. If it holds nothing, no matter: the next
+ * store there uses it.
+ */
+static int check_empty_slab(struct check *check, struct check_slab *slab)
+{
+    struct page_set pages;
+    int ret = check_bitmap(check, slab->slab, &pages);
+
+    if (ret || !page_set_empty(&pages))
+        return ret;
+    check_content(check, slab->slab, &pages);
+    if (page_set_empty(&pages))
+        return 0;
+    check_doubtful(check,
+                   "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
+                   "and its bitmap names none: what a host crash left of a first store that was "
+                   "not flushed, or the bitmap was lost",
+                   (unsigned long long)slab->slab,
+                   (unsigned long long)slab->owner.number << SLAB_BITS, slab->owner.layer,
+                   page_set_count(&pages));
+    ret = check_lose_pages(check, slab->slab, slab->owner, &pages, PCOW_ESTIMATE);
+    return ret ? ret : check_drop_slab(check, slab, NULL);
+}
+
+int check_empty_slabs(struct check *check)
+{
+    int ret = 0;
+
+    /* Who has the image open is about to fill some. */
+    for (size_t i = 0; i < check->count && ret == 0 && !check->unlocked; i++) {
+        struct check_slab *slab = &check->slabs[i];
+        const struct check_layer *found =
+            slab->owner.kind == OWNER_DATA ? check_find_layer(check, slab->owner.layer) : NULL;
+
+        /* A deletion takes pages out of hidden layers. */
+        if (found && found->alive && found->layer.state != LAYER_HIDDEN)
+            ret = check_empty_slab(check, slab);
     }
     return ret;
 }
@@ -44,9 +83,8 @@ static int by_owner(const void *left, const void *right)
     return a->slab < b->slab ? -1 : a->slab > b->slab;
 }
 
-/* Those of one kind by owner; the caller frees the list. */
-static int sort_by_owner(struct check *check, enum owner_kind kind, struct check_slab ***sorted,
-                         size_t *count)
+int check_sort_by_owner(struct check *check, enum owner_kind kind, struct check_slab ***sorted,
+                        size_t *count)
 {
     *count = 0;
     *sorted = malloc((check->count + 1) * sizeof **sorted);
@@ -125,7 +163,7 @@ int check_overlaps(struct check *check)
 {
     struct check_slab **sorted;
     size_t count;
-    int ret = sort_by_owner(check, OWNER_DATA, &sorted, &count);
+    int ret = check_sort_by_owner(check, OWNER_DATA, &sorted, &count);
 
     for (size_t i = 0, end; ret == 0 && i < count; i = end) {
         for (end = i + 1; end < count && same_owner(sorted[i], sorted[end]); end++)
@@ -135,134 +173,4 @@ int check_overlaps(struct check *check)
     }
     free(sorted);
     return ret;
-}
-
-/* ---- VM state -------------------------------------------------------------------------------- */
-
-/* Are pieces 0 to needed - 1 there? */
-static bool state_is_whole(struct check_slab *const *sorted, size_t count, uint64_t needed)
-{
-    uint64_t next = 0;
-
-    for (size_t i = 0; i < count && next < needed; i++)
-        if (sorted[i]->owner.number == next)
-            next++;
-    return next >= needed;
-}
-
-/* The pieces of one layer, by number. */
-static int check_pieces(struct check *check, struct check_layer *found,
-                        struct check_slab *const *sorted, size_t count)
-{
-    uint64_t needed = (found->layer.state_size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS,
-             previous = UINT64_MAX;
-    int ret = 0;
-
-    if (found->layer.state != LAYER_SNAPSHOT)
-        needed = 0;
-    if (!state_is_whole(sorted, count, needed)) {
-        check_corruption(check, true,
-                         "the VM state of snapshot '%s' is not whole and is given up; its memory "
-                         "can still be used",
-                         found->layer.name);
-        found->layer.state_size = needed = 0;
-        ret = check_store64(check,
-                            check_record_offset(check, found->layer.slot)
-                                + offsetof(struct layer_record, state_size),
-                            0);
-    }
-    for (size_t i = 0; i < count && ret == 0; i++) {
-        struct check_slab *slab = sorted[i];
-
-        if (slab->owner.number >= needed) {
-            check_leak(check, "file slab %llu holds VM state of layer %u behind its end",
-                       (unsigned long long)slab->slab, found->layer.id);
-            ret = check_drop_slab(check, slab, false);
-        } else if (slab->owner.number == previous) {
-            check_corruption(check, true,
-                             "file slab %llu holds a piece of the VM state of snapshot '%s' for "
-                             "the second time; "
-                             "the first counts",
-                             (unsigned long long)slab->slab, found->layer.name);
-            ret = check_drop_slab(check, slab, false);
-        } else {
-            previous = slab->owner.number;
-        }
-    }
-    return ret;
-}
-
-int check_state(struct check *check)
-{
-    struct check_slab **sorted;
-    size_t count, at = 0;
-    int ret = sort_by_owner(check, OWNER_STATE, &sorted, &count);
-
-    /* Both lists are in order of layers. Slabs of dead layers are gone by now. */
-    for (size_t i = 0; i < check->layer_count && ret == 0; i++) {
-        size_t first = at;
-
-        if (!check->layers[i].alive)
-            continue;
-        while (at < count && sorted[at]->owner.layer == check->layers[i].layer.id)
-            at++;
-        ret = check_pieces(check, &check->layers[i], sorted + first, at - first);
-    }
-    free(sorted);
-    return ret;
-}
-
-/* ---- blocks of free slabs -------------------------------------------------------------------- */
-
-/* Some file systems call everything data: then there is nothing to be learnt. */
-static bool holes_are_known(const struct check *check)
-{
-    struct stat st;
-    off_t hole = lseek(check->file.fd, 0, SEEK_HOLE);
-
-    return hole >= 0 && fstat(check->file.fd, &st) == 0
-        && ((uint64_t)hole < check->file.size || (uint64_t)st.st_blocks * 512 >= check->file.size);
-}
-
-/* Owned, or dealt with already. */
-static bool is_known(const struct check *check, uint64_t slab)
-{
-    size_t low = 0, high = check->count;
-
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-
-        if (check->slabs[middle].slab < slab)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < check->count && check->slabs[low].slab == slab;
-}
-
-int check_free_blocks(struct check *check)
-{
-    /* Who has the image open keeps slabs ready that have no owner yet. */
-    if (!holes_are_known(check) || check->unlocked)
-        return 0;
-    for (uint64_t slab = 1; slab < check->slab_count; slab++) {
-        off_t data = lseek(check->file.fd, (off_t)(slab << SLAB_BITS), SEEK_DATA);
-        int ret;
-
-        if (data < 0)
-            return errno == ENXIO
-                       ? 0
-                       : error_set_errno(check->error, -errno, "cannot look for blocks in %s",
-                                         check->file.path);
-        slab = (uint64_t)data >> SLAB_BITS;
-        if (slab >= check->slab_count)
-            return 0;
-        if (slab_is_group_head(slab, check->file.heads) || is_known(check, slab))
-            continue;
-        check_leak(check, "file slab %llu has blocks, but no owner", (unsigned long long)slab);
-        ret = check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);
-        if (ret)
-            return ret;
-    }
-    return 0;
 }

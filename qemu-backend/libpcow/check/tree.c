@@ -310,6 +310,24 @@ static int free_hidden(struct check *check)
     return ret;
 }
 
+/* What was put in the place of a damaged field is a guess. A length of VM state loses nothing. */
+static int lose_damaged(struct check *check)
+{
+    int ret = 0;
+
+    for (size_t i = 0; i < check->layer_count && ret == 0; i++) {
+        const struct check_layer *found = &check->layers[i];
+        unsigned damage = found->damage & ~DAMAGED_STATE_SIZE;
+
+        if (found->layer.state == LAYER_OPEN)
+            damage &= ~DAMAGED_NAME;
+        if (found->alive && damage)
+            ret = check_lose_record(check, found->layer.id,
+                                    check_record_offset(check, found->layer.slot));
+    }
+    return ret;
+}
+
 static int write_changed(struct check *check)
 {
     int ret = 0;
@@ -343,6 +361,8 @@ int check_tree(struct check *check)
         ret = settle_names(check);
     if (!ret)
         ret = settle_counters(check);
+    if (!ret)
+        ret = lose_damaged(check);
     if (!ret)
         ret = write_changed(check);
     return ret ? ret : free_hidden(check);

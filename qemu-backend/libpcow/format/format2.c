@@ -60,7 +60,7 @@ int header_validate(const struct header *header, const char *path, struct pcow_e
             header->version, FORMAT2_VERSION);
     if (header->crc != header_crc(header))
         return error_set(error, -EBADMSG,
-                         "%s: the header is damaged (checksum); try pcow-img check -r all", path);
+                         "%s: the header is damaged (checksum); see pcow-img check", path);
     if (header->incompatible_features)
         return error_set(
             error, -ENOTSUP,
@@ -77,11 +77,9 @@ int header_validate(const struct header *header, const char *path, struct pcow_e
     for (unsigned i = 0; i < 6; i++)
         if (!word_is_valid(words[i]))
             return error_set(error, -EBADMSG,
-                             "%s: word %u of the header is damaged; try pcow-img check -r all",
-                             path, i);
+                             "%s: word %u of the header is damaged; see pcow-img check", path, i);
     if (word_value(header->base_slot) > 2)
-        return error_set(error, -EBADMSG,
-                         "%s: impossible base slot %llu; try pcow-img check -r all", path,
+        return error_set(error, -EBADMSG, "%s: impossible base slot %llu; see pcow-img check", path,
                          (unsigned long long)word_value(header->base_slot));
     return 0;
 }

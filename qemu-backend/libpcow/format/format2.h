@@ -74,7 +74,8 @@ static inline uint64_t word_value(uint64_t word)
 enum header_state {
     HEADER_SEALED = 1,
     HEADER_COPY_ON_READ = 2,
-    HEADER_CHECKSUMS = 4,              /* when it was sealed, all its data had checksums */
+    HEADER_AMENDING = 4,               /* see operations/amend.c */
+    HEADER_CHECKSUMS = 8,              /* when it was sealed, all its data had checksums */
 };
 enum base_flags { BASE_UNCHECKED = 1 };
 

@@ -199,6 +199,8 @@ int layer_reserve(struct pcow_image *image, bool keep_spare, bool lazily, uint32
  * any more or is renamed
  */
 struct layer *layer_find_name(struct pcow_image *image, const char *name);
+/* Returns -ENOENT; *error has the nearest name that there is. */
+int layer_name_unknown(const struct pcow_image *image, const char *name, struct pcow_error *error);
 void layer_name_add(struct pcow_image *image, const struct layer *layer);
 void layer_name_remove(struct pcow_image *image, const struct layer *layer);
 void layer_names_free(struct pcow_image *image);

@@ -20,7 +20,7 @@ static int decode(struct pcow_image *image, const struct layer_record *record, u
     for (unsigned i = 0; i < sizeof words / sizeof words[0]; i++)
         if (!word_is_valid(words[i]))
             return error_set(error, -EBADMSG,
-                             "%s: layer record %u is damaged (word %u); try pcow-img check -r all",
+                             "%s: layer record %u is damaged (word %u); see pcow-img check",
                              image->file.path, slot, i);
     layer->id = (uint32_t)state & MAX_LAYER_ID;
     layer->state = (enum layer_state)(state >> 28 & 0xf);
@@ -41,14 +41,13 @@ static int decode(struct pcow_image *image, const struct layer_record *record, u
         || layer->parent_limit % PCOW_SLAB_SIZE || layer->state_size > PCOW_MAX_VIRTUAL_SIZE)
         return error_set(error, -EBADMSG,
                          "%s: layer record %u is impossible (id %u, parent %u, size %llu); "
-                         "try pcow-img check -r all",
+                         "see pcow-img check",
                          image->file.path, slot, layer->id, layer->parent,
                          (unsigned long long)layer->virtual_size);
     if (layer->state != LAYER_OPEN
         && (record->crc != layer_record_crc(record)
             || !snapshot_name_is_valid(layer->name, sizeof layer->name)))
-        return error_set(error, -EBADMSG,
-                         "%s: the name of layer %u is damaged; try pcow-img check -r all",
+        return error_set(error, -EBADMSG, "%s: the name of layer %u is damaged; see pcow-img check",
                          image->file.path, layer->id);
     layer->name[sizeof layer->name - 1] = 0;
     return 0;
@@ -141,10 +140,9 @@ static int read_records(struct pcow_image *image, uint32_t slots, struct pcow_er
         if (ret || layer.state == LAYER_FREE)
             continue;
         if (layer.id >= word_value(image->header.next_layer_id))
-            ret = error_set(
-                error, -EBADMSG,
-                "%s: layer %u has an id that was never given out; try pcow-img check -r all",
-                image->file.path, layer.id);
+            ret = error_set(error, -EBADMSG,
+                            "%s: layer %u has an id that was never given out; see pcow-img check",
+                            image->file.path, layer.id);
         else if (!layers_make_room(image))
             ret = error_set(error, -ENOMEM, "out of memory");
         else
@@ -162,10 +160,9 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
 
     if (slots == 0 || slots > MAX_LAYERS || active > MAX_LAYER_ID
         || word_value(image->header.next_layer_id) > MAX_LAYER_ID + 1)
-        return error_set(
-            error, -EBADMSG,
-            "%s: the header has impossible counts of layers; try pcow-img check -r all",
-            image->file.path);
+        return error_set(error, -EBADMSG,
+                         "%s: the header has impossible counts of layers; see pcow-img check",
+                         image->file.path);
     ret = read_records(image, (uint32_t)slots, error);
     if (ret)
         return ret;
@@ -175,7 +172,7 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
         layer_hold_slot(image, image->layers[i].slot);
     if (!layer_find(image, image_active(image)))
         return error_set(error, -EBADMSG,
-                         "%s: the active layer %u has no record; try pcow-img check -r all",
+                         "%s: the active layer %u has no record; see pcow-img check",
                          image->file.path, image_active(image));
     for (size_t i = 0; i < image->layer_count; i++) {
         struct layer *layer = &image->layers[i];
@@ -183,7 +180,7 @@ int layers_load(struct pcow_image *image, struct pcow_error *error)
         if (layer->parent
             && (!layer_find(image, layer->parent) || layer->parent == image_active(image)))
             return error_set(error, -EBADMSG,
-                             "%s: layer %u has lost its parent %u; try pcow-img check -r all",
+                             "%s: layer %u has lost its parent %u; see pcow-img check",
                              image->file.path, layer->id, layer->parent);
         if (layer->id == image_active(image))
             layer->state = LAYER_OPEN;

@@ -4,10 +4,13 @@
  * grow with their number. It is built when it is first asked, and holds ids, because layers move in
  * memory.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "image/image.h"
+#include "util/error.h"
+#include "util/nearest.h"
 
 #define EMPTY 0u
 #define REMOVED UINT32_MAX             /* ids have 28 bits */
@@ -110,4 +113,18 @@ void layer_names_free(struct pcow_image *image)
 {
     free(image->names);
     image->names = NULL;
+}
+
+int layer_name_unknown(const struct pcow_image *image, const char *name, struct pcow_error *error)
+{
+    struct nearest nearest;
+    char hint[NEAREST_HINT_SIZE];
+
+    nearest_begin(&nearest, name);
+    for (size_t i = 0; i < image->layer_count; i++)
+        if (image->layers[i].state == LAYER_SNAPSHOT && image->layers[i].name[0] != '.')
+            nearest_look(&nearest, image->layers[i].name);
+    nearest_hint(&nearest, hint);
+    return error_set(error, -ENOENT, "%s has no snapshot '%s'%s pcow-img snapshot -l lists them",
+                     image->file.path, name, *hint ? hint : ";");
 }

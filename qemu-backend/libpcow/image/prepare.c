@@ -9,8 +9,10 @@
 #include "image/remains.h"
 #include "util/error.h"
 
-#define PIECE (UINT64_C(128) << 10)    /* allocated by one call: the file system locks out other writers of the file meanwhile */
-#define POOL_RESERVE 8u                /* an eighth of the pool is never prepared, so that a nearly full pool serves what is stored */
+/* allocated by one call: the file system locks out other writers of the file meanwhile */
+#define PIECE (UINT64_C(128) << 10)
+/* an eighth of the pool is never prepared, so that a nearly full pool serves what is stored */
+#define POOL_RESERVE 8u
 #define SMALL_LEAD (UINT64_C(4) << SLAB_BITS)
 #define LEAD_SHARE 32u                 /* of what is free at most this part is ahead of the writer, so that others find space too; but four slabs may be */
 

@@ -16,7 +16,8 @@
 
 #include "image/image.h"
 
-#define PREPARED_MAX 256u              /* power of two; slabs that may be ready at one time (512 MiB) */
+/* power of two; slabs that may be ready at one time (512 MiB) */
+#define PREPARED_MAX 256u
 
 /*
  * Ready slabs, first in, first out: one producer (the thread), many consumers. 0: an empty place.

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "image/image.h"
 #include "util/error.h"
@@ -151,19 +152,17 @@ static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, 
         struct owner owner = owner_decode(words[i]);
 
         if (!word_is_valid(words[i]))
-            return error_set(
-                error, -EBADMSG,
-                "%s: the owner of file slab %llu is damaged; try pcow-img check -r all",
-                image->file.path, (unsigned long long)p);
+            return error_set(error, -EBADMSG,
+                             "%s: the owner of file slab %llu is damaged; see pcow-img check",
+                             image->file.path, (unsigned long long)p);
         if (words[i] == 0)
             continue;
         if (i < image->file.heads || owner.kind == OWNER_NONE
             || (owner.kind == OWNER_DATA && owner.number >= MAX_GUEST_SLABS)
             || (owner.kind == OWNER_TABLE && (owner.number == 0 || owner.number > MAX_LAYER_TABLE)))
-            return error_set(
-                error, -EBADMSG,
-                "%s: the owner of file slab %llu is impossible; try pcow-img check -r all",
-                image->file.path, (unsigned long long)p);
+            return error_set(error, -EBADMSG,
+                             "%s: the owner of file slab %llu is impossible; see pcow-img check",
+                             image->file.path, (unsigned long long)p);
         image->slabs[p].layer = owner.layer;
         image->slabs[p].number = owner.number;
         image->slabs[p].kind = (unsigned)owner.kind & 3;
@@ -172,6 +171,33 @@ static int load_group(struct pcow_image *image, uint64_t first, uint64_t count, 
             image->table[owner.number] = p;
     }
     return load_bitmaps(image, first, count, error);
+}
+
+/*
+ * Owner words behind the end of file tell that it was cut short: what they name would read as what
+ * lies below. Somebody who has grown the file since it was looked at did that before he stored a
+ * word.
+ */
+static int check_end(const struct pcow_image *image, uint64_t *words, struct pcow_error *error)
+{
+    uint64_t end = image->slab_count,
+             count = (SLABS_PER_GROUP - end % SLABS_PER_GROUP) % SLABS_PER_GROUP;
+    int ret = count ? file_read(&image->file, owner_offset(end), words, count * sizeof *words) : 0;
+
+    if (ret)
+        return error_set_errno(error, ret, "%s: cannot read the slab table", image->file.path);
+    for (uint64_t i = 0; i < count; i++) {
+        struct stat st;
+
+        if (words[i] == 0
+            || (fstat(image->file.fd, &st) == 0 && (uint64_t)st.st_size >> SLAB_BITS > end + i))
+            continue;
+        return error_set(error, -EBADMSG,
+                         "%s was cut short: file slab %llu, which holds data, lies behind its end. "
+                         "Put a whole copy back; pcow-img check says what is missing",
+                         image->file.path, (unsigned long long)(end + i));
+    }
+    return 0;
 }
 
 int slabs_load(struct pcow_image *image, struct pcow_error *error)
@@ -195,6 +221,8 @@ int slabs_load(struct pcow_image *image, struct pcow_error *error)
         ret =
             load_group(image, first, rest < SLABS_PER_GROUP ? rest : SLABS_PER_GROUP, words, error);
     }
+    if (!ret)
+        ret = check_end(image, words, error);
     free(words);
     return ret;
 }

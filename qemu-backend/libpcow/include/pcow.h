@@ -160,6 +160,7 @@ struct pcow_info {
     /* grows whenever the image is changed by a new writer */
     uint64_t generation;
     uint64_t incompatible_features, read_only_compatible_features, compatible_features;
+    bool mirror;                               /* a second copy of the metadata, with checksums */
     /* to which stores go: another one after each snapshot and each revert; 0 for format 1 */
     uint32_t active_layer;
     bool sealed;                               /* a template: no writer may open it */
@@ -276,6 +277,12 @@ int pcow_commit(pcow_image *image, pcow_progress_fn progress, void *opaque,
  */
 int pcow_seal(pcow_image *image, struct pcow_error *error);
 int pcow_unseal(const char *path, struct pcow_error *error);
+/*
+ * Give an image that has none a mirror of its metadata, in place: what lies where it is to be is
+ * moved, so the pool needs up to 4 MiB for each 32 GiB of file. An interrupted call leaves an image
+ * that can be read, and for writing asks to be called again. Nothing happens to one that has it.
+ */
+int pcow_add_mirror(const char *path, struct pcow_error *error);
 /*
  * Make checksums of data that is final: that of a snapshot and those below it in this file, or of
  * all (NULL). with_active: of the active layer as well, for pcow_seal(): whoever stores to what has
@@ -576,18 +583,60 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats);
 enum pcow_check_flags {
     PCOW_CHECK_REPAIR = 1 << 0,
     PCOW_CHECK_FORCE_SHARE = 1 << 1,
+    /* with REPAIR: also if something is lost by it, see pcow_check() */
+    PCOW_CHECK_ACCEPT_LOSS = 1 << 2,
 };
 
 enum pcow_finding_kind {
     PCOW_FINDING_CORRUPTION,                   /* damage: data may be wrong or lost */
     PCOW_FINDING_LEAK,                         /* space that nothing refers to; harmless */
-    PCOW_FINDING_NOTE,                         /* what repair did, what was lost */
+    PCOW_FINDING_NOTE,                         /* what repair did */
+};
+
+/*
+ * What the guest or a snapshot could read, as long as nobody noticed the damage, and cannot after a
+ * repair.
+ */
+enum pcow_loss_kind {
+    PCOW_LOSS_DATA,                            /* pages of the guest */
+    PCOW_LOSS_STATE,                           /* VM state of a snapshot */
+    /* what the record of a layer said: its name, parent or size. No bytes are counted */
+    PCOW_LOSS_SNAPSHOT,
+    /* nothing tells whose it is, nor how much. No bytes are counted */
+    PCOW_LOSS_UNKNOWN,
+};
+
+#define PCOW_NOWHERE UINT64_MAX
+
+struct pcow_loss {
+    enum pcow_loss_kind kind;
+    uint32_t layer;                            /* 0: not known */
+    const char *snapshot;                      /* NULL: the layer is none, or not known */
+    uint64_t guest_offset;                     /* in the VM state, of that; PCOW_NOWHERE: not known */
+    uint64_t length;                           /* of what is lost */
+    uint64_t file_offset;                      /* of what there is of it; PCOW_NOWHERE: nothing */
+    uint64_t content;                          /* bytes that are there, from its beginning on */
+};
+
+typedef void (*pcow_loss_fn)(void *opaque, const struct pcow_loss *loss);
+
+/* What a number of lost bytes is. */
+enum pcow_certainty {
+    PCOW_EXACT,
+    PCOW_AT_MOST,                              /* some of them may not have been in use */
+    PCOW_ESTIMATE,                             /* what would tell is lost itself: it may be more */
 };
 
 struct pcow_check_result {
     uint64_t corruptions, corruptions_fixed;
     uint64_t leaks, leaks_fixed;               /* slabs */
-    uint64_t lost_size;                        /* bytes of guest data that repair had to give up */
+    /* bytes of guest data and VM state that a repair gives up, or would */
+    uint64_t lost_size;
+    enum pcow_certainty lost_certainty;
+    uint64_t losses;                           /* ranges, with those of which no bytes are counted */
+    bool refused;                              /* nothing was repaired, as something would be lost */
+    /* path + this is the file that what was lost is kept in; "": there is none */
+    char rescue_suffix[16];
     uint64_t slabs, slabs_used;
 };
 
@@ -596,9 +645,18 @@ typedef void (*pcow_finding_fn)(void *opaque, enum pcow_finding_kind kind, const
 /*
  * Check one file (not its bases). Returns 0 if the check could be carried out, whatever it found:
  * see *result. -EMEDIUMTYPE if neither the header nor its copy is one of ours.
+ *
+ * A repair that would lose something is refused (result->refused), and changes nothing. With
+ * PCOW_CHECK_ACCEPT_LOSS what it drops is first kept in a file beside the image, path + ".rescue",
+ * which is on the medium before the image is touched: -EEXIST if one is there of a repair that was
+ * done, -ENOSPC if there is no room; then nothing has changed, too. One that an interrupted repair
+ * left stays, and the next is "-2" and so on. See doc/source/reference/rescue.rst.
  */
 int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque,
                struct pcow_check_result *result, struct pcow_error *error);
+/* The same, and tell what is lost, or would be, range by range. loss: NULL, too. */
+int pcow_check_losses(const char *path, unsigned flags, pcow_finding_fn finding, pcow_loss_fn loss,
+                      void *opaque, struct pcow_check_result *result, struct pcow_error *error);
 
 struct pcow_data_result {
     uint64_t verified;                         /* bytes that have the checksum that they should */

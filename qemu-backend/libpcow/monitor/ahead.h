@@ -24,6 +24,9 @@ struct pcow_map;
 
 #define AHEAD_QUEUE_SIZE 1024u         /* power of two; guest slabs that wait for the thread; more are forgotten */
 
+/* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
+#define MAX_OPENED 512u
+
 struct ahead {
     pthread_t thread;
     bool running, stop;
@@ -85,6 +88,17 @@ static inline bool ahead_is_stopping(const struct ahead *ahead)
 {
     return __atomic_load_n(&ahead->stop, __ATOMIC_ACQUIRE);
 }
+
+/* ---- ahead_queue.c, ahead_back.c: jobs of the thread; true if there may be more to do ---------- */
+
+/* The next guest slab that waits. */
+bool ahead_serve_queue(struct pcow_map *map);
+/* Too much was handed out: take it back from slabs that are not in use any more. */
+bool ahead_limit_opened(struct pcow_map *map);
+bool ahead_give_back_remains(struct pcow_map *map);
+bool ahead_give_back_frozen(struct pcow_map *map);
+/* Nothing happened for a while: keep nothing that others could use. */
+void ahead_give_back(struct pcow_map *map);
 
 /* ---- turnstile.c ----------------------------------------------------------------------------- */
 

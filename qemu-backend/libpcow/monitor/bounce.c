@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "monitor/monitor.h"
+#include "monitor/policy.h"
 
 /* Into memory that is zero, as what nothing holds is. */
 static int read_slab(const struct pcow_map *map, uint64_t guest_slab, uint8_t *to)
@@ -57,9 +58,8 @@ static int copy_slab(struct pcow_map *map, uint64_t guest_slab)
 /* Would it take mappings that others need? */
 static bool is_too_much(const struct pcow_map *map, uint64_t guest_slab)
 {
-    unsigned pieces = layout_count_pieces(map, guest_slab);
-
-    return pieces > 1 && vmas_used(map) - map->slabs[guest_slab].pieces + pieces > map->vma_budget;
+    return policy_is_too_much(layout_count_pieces(map, guest_slab),
+                              vmas_used(map) - map->slabs[guest_slab].pieces, 0, map->vma_budget);
 }
 
 int bounce_slab(struct pcow_map *map, uint64_t guest_slab)

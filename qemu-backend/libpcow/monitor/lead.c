@@ -5,10 +5,8 @@
 #include "image/prepare.h"
 #include "monitor/ahead.h"
 #include "monitor/monitor.h"
+#include "monitor/policy.h"
 
-#define LEAD_MIN 4u                    /* slabs that are kept ready while the image is in use */
-#define LEAD_TIME_NS 200000000u        /* or as many as were taken in such a time */
-#define WINDOW_NS 100000000u           /* between two looks at how fast that is, and at how many can be taken */
 #define MANY_TAKERS (4u * PREPARED_MAX)        /* not counted any further */
 
 static uint64_t now_ns(void)
@@ -19,14 +17,9 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static unsigned clamp(uint64_t value, unsigned low, unsigned high)
-{
-    return value > high ? high : value < low ? low : (unsigned)value;
-}
-
 void lead_begin(struct ahead *ahead, unsigned lead_min)
 {
-    ahead->lead = ahead->lead_min = clamp(lead_min, 0, PREPARED_MAX);
+    ahead->lead = ahead->lead_min = lead_min < PREPARED_MAX ? lead_min : PREPARED_MAX;
     ahead->rate_since_ns = now_ns();
 }
 
@@ -58,20 +51,20 @@ static unsigned count_takers(struct pcow_map *map)
  * Where most guest slabs have one there is no use for many more; for a few, as a snapshot may come,
  * after which each needs another.
  */
-static unsigned most_of_use(struct pcow_map *map, uint64_t taken, uint64_t now)
+static unsigned limit(struct pcow_map *map, unsigned lead, uint64_t taken, uint64_t now)
 {
     struct ahead *ahead = &map->ahead;
-    uint64_t since;
 
-    if (now - ahead->takers_since_ns >= WINDOW_NS) {
+    if (lead <= LEAD_MIN)
+        return lead;
+    if (now - ahead->takers_since_ns >= LEAD_WINDOW_NS) {
         ahead->takers = count_takers(map);
         ahead->takers_since_ns = now;
         ahead->takers_taken = taken;
     }
-    if (ahead->takers >= MANY_TAKERS)
-        return PREPARED_MAX;
-    since = taken - ahead->takers_taken;
-    return clamp(ahead->takers > since ? ahead->takers - since : 0, LEAD_MIN, PREPARED_MAX);
+    return ahead->takers >= MANY_TAKERS
+               ? lead
+               : policy_lead_of_use(lead, ahead->takers, taken - ahead->takers_taken, PREPARED_MAX);
 }
 
 void lead_judge(struct pcow_map *map)
@@ -81,26 +74,29 @@ void lead_judge(struct pcow_map *map)
     uint64_t missed = __atomic_load_n(&ring->missed, __ATOMIC_RELAXED);
     uint64_t taken = __atomic_load_n(&ring->head, __ATOMIC_RELAXED)
                      - __atomic_load_n(&ring->dropped, __ATOMIC_RELAXED) + missed;
-    uint64_t now = now_ns(), passed = now - ahead->rate_since_ns;
-    unsigned lead = ahead->lead, most;
+    uint64_t now = now_ns();
+    struct policy_demand demand;
+    unsigned lead;
 
     /* What others drop from the ring just now may not count yet. */
     if (taken < ahead->seen_taken)
         taken = ahead->seen_taken;
     ahead->opened += (unsigned)(taken - ahead->seen_taken);
-    if (passed >= WINDOW_NS) {
-        lead = clamp((taken - ahead->rate_taken) * LEAD_TIME_NS / passed, 0, PREPARED_MAX);
+    demand = (struct policy_demand){
+        .lead = ahead->lead,
+        .least = ahead->lead_min,
+        .most = PREPARED_MAX,
+        .taken = taken - ahead->rate_taken,
+        .passed_ns = now - ahead->rate_since_ns,
+        .missed = missed != ahead->seen_missed,
+        .in_use = taken != ahead->idle_taken,
+    };
+    if (demand.passed_ns >= LEAD_WINDOW_NS) {
         ahead->rate_since_ns = now;
         ahead->rate_taken = taken;
     }
-    /* Too late already: do not wait for the end of the window. */
-    if (missed != ahead->seen_missed)
-        lead = clamp((uint64_t)lead * 2, 2 * LEAD_MIN, PREPARED_MAX);
-    if (taken != ahead->idle_taken)
-        lead = clamp(lead, LEAD_MIN, PREPARED_MAX);
     ahead->seen_taken = taken;
     ahead->seen_missed = missed;
-    lead = clamp(lead, ahead->lead_min, PREPARED_MAX);
-    most = lead > LEAD_MIN ? most_of_use(map, taken, now) : lead;
-    __atomic_store_n(&ahead->lead, lead < most ? lead : most, __ATOMIC_RELAXED);
+    lead = limit(map, policy_lead(&demand), taken, now);
+    __atomic_store_n(&ahead->lead, lead, __ATOMIC_RELAXED);
 }

@@ -88,18 +88,6 @@ static void free_slabs(struct pcow_map *map)
         munmap(map->slabs, slabs_size(map));
 }
 
-static void prepare_engine(struct pcow_map *map)
-{
-    /*
-     * The watch will need it, perhaps after privileges were dropped; if it cannot be had now, it
-     * may be then.
-     */
-    if (map->engine == PCOW_ENGINE_KVM && map->image->file.writable)
-        uffd_open(map, NULL);
-    if (map->engine == PCOW_ENGINE_MINOR)
-        minor_prepare(map, map->serves_sigbus || signal_serves_bus());
-}
-
 int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **result,
                     struct pcow_error *error)
 {
@@ -110,12 +98,12 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     *result = NULL;
     if (!options)
         options = &defaults;
-    if (!ret && options->engine > PCOW_ENGINE_MINOR)
+    if (!ret && !engine_find(options->engine))
         ret = error_set(error, -EINVAL,
                         "there is no engine %d; the engines are signal, kvm and minor",
                         (int)options->engine);
     if (!ret)
-        ret = signal_prepare(error);
+        ret = dispatch_prepare(error);
     if (ret)
         return ret;
     map = calloc(1, sizeof *map);
@@ -127,9 +115,9 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     map->vma_budget = options->vma_budget ? options->vma_budget : default_vma_budget();
     map->shares_vmas = !options->vma_budget;
     map->serves_sigbus = options->serves_sigbus;
-    map->engine = options->engine == PCOW_ENGINE_AUTO ? PCOW_ENGINE_SIGNAL : options->engine;
+    map->engine = engine_find(options->engine);
     pthread_mutex_init(&map->watch_lock, NULL);
-    map->uffd = map->minor.fd = -1;
+    map->uffd = -1;
     map->density.pagemap = -1;
     map->events.fd = -1;
     map->slabs = make_slabs(map);
@@ -142,12 +130,13 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
         ret = note_lost(map, error);
     if (ret)
         goto fail;
-    prepare_engine(map);
+    if (!map->engine->prepare(map))
+        map->engine = engine_find(PCOW_ENGINE_SIGNAL);
     image->map = map;
     ret = layout_begin(map, error);
     /* Not before: a trap in memory that others have in a hole of the range is not ours. */
     if (!ret)
-        ret = signal_register(map, error);
+        ret = dispatch_register(map, error);
     if (ret) {
         pcow_map_destroy(map);
         return ret;
@@ -158,9 +147,9 @@ int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, p
     return 0;
 
 fail:
-    signal_end();
+    dispatch_end();
     reserve_release(map);
-    minor_close(map);
+    map->engine->close(map);
     events_destroy(&map->events);
     free_slabs(map);
     free(map);
@@ -176,7 +165,7 @@ static void forget(struct pcow_map *map)
     /* not retire_end(): what it unmaps counts among the parent's mappings */
     free(map->retired.moved);
     reserve_release(map);
-    minor_close(map);
+    map->engine->close(map);
     map->image->map = NULL;
     events_destroy(&map->events);
     free_slabs(map);
@@ -200,13 +189,13 @@ void pcow_map_destroy(pcow_map *map)
      * Who waits for space may have found some: no page is taken from what he copies to, nor the
      * ring from under him.
      */
-    signal_leave(map);
+    dispatch_leave(map);
     ahead_end(map);
     retire_end(map);
-    signal_end();
+    dispatch_end();
     density_close(&map->density);
     reserve_release(map);
-    minor_close(map);
+    map->engine->close(map);
     vmas_add(map, -(int)map->vmas);
     map->image->map = NULL;
     events_destroy(&map->events);
@@ -264,7 +253,7 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
     const struct pcow_image *image = map->image;
 
     *stats = (struct pcow_map_stats){
-        .engine = map->engine,
+        .engine = map->engine->number,
         .write_traps = __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED),
         .read_traps = __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED),
         .pages_copied = __atomic_load_n(&map->stats.pages_copied, __ATOMIC_RELAXED),
@@ -292,161 +281,4 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
         stats->memory += sizeof *image->ready + image_slab_count(image) * sizeof *image->prepared;
     for (const struct pcow_image *file = image; file; file = file->base)
         stats->memory += image_slab_count(file) * (sizeof *file->slabs + sizeof *file->valid);
-}
-
-/* ---- for snapshot operations ----------------------------------------------------------------- */
-
-/* A stretch of slabs that are used and mapped; between them may be others that are absent. */
-static int protect_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
-{
-    uint64_t from = first << SLAB_BITS,
-             to = end << SLAB_BITS < map->size ? end << SLAB_BITS : map->size;
-
-    return mprotect(map->address + from, to - from, PROT_READ) ? -errno : 0;
-}
-
-static int protect(struct pcow_map *map)
-{
-    const struct chain *chain = map->image->chain;
-    uint64_t v = chain_next_used(chain, 0);
-    int ret = 0;
-
-    while (v < chain->guest_slabs && !ret) {
-        uint64_t first = v, end = v;
-
-        /*
-         * What is not used is read-only, and protecting it once more costs nothing where it lies
-         * between.
-         */
-        while (v < chain->guest_slabs && !slab_is_unmapped(&map->slabs[v].status)) {
-            end = v + 1;
-            v = chain_next_used(chain, end);
-        }
-        if (end > first)
-            ret = protect_slabs(map, first, end);
-        else
-            v = chain_next_used(chain, v + 1);
-    }
-    return ret;
-}
-
-int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
-{
-    int ret;
-
-    retire_tables(map);
-    /* What is mapped for stores is not known of every slab: none may stay. */
-    ret = map->unknown ? -ENOMEM : protect(map);
-
-    if (!ret)
-        ret = lost_hide_again(map);
-    /* They leave the sets below, and may hold stores that no flush has covered. */
-    image_note_stores(map->image);
-
-    watch_forget(map);
-    ahead_froze(map);
-    /*
-     * A page that stayed writable would change the snapshot. Without any mapping every access
-     * traps: slower, but right.
-     */
-    if (ret)
-        return monitor_unmap_all(map, error);
-    for (uint64_t v = chain_next_used(map->image->chain, 0); v < map->image->chain->guest_slabs;
-         v = chain_next_used(map->image->chain, v + 1)) {
-        memset(&map->slabs[v].writable, 0, sizeof map->slabs[v].writable);
-        /*
-         * Each page that is mapped counts as if it had cut a mapping; from one snapshot to the next
-         * that would add up.
-         */
-        if (map->slabs[v].faults)
-            layout_recount(map, v);
-        map->slabs[v].faults = 0;
-        map->slabs[v].queued = 0;
-        if (slab_is_minor(&map->slabs[v].status))
-            layout_enter(map, v, SLAB_MINOR_FROZEN);
-        slab_freeze_stale(&map->slabs[v].status);
-        map->slabs[v].loaded = 0;
-        map->slabs[v].grown = 0;
-        map->slabs[v].run = 0;
-        /*
-         * What has become an older layer is to be copied when it is read. If it cannot be unmapped,
-         * it is read where it is.
-         */
-        if (!slab_is_unmapped(&map->slabs[v].status) && layout_is_to_be_copied(map, v))
-            layout_unmap_slab(map, v);
-    }
-    return 0;
-}
-
-/*
- * At the kernel's limit of mappings none can be put in the place of all. But all of them can be
- * made inaccessible as they are, which splits none: every access traps, and is mapped then.
- */
-static int make_inaccessible(const struct pcow_map *map)
-{
-    return mprotect(map->address, map->size, PROT_NONE) ? -errno : 0;
-}
-
-int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
-{
-    uint64_t slabs = (map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
-    bool still_mapped = false;
-    int ret;
-
-    order_acquire(map);
-    ret = reserve_again(map, 0, map->size);
-    if (ret && make_inaccessible(map) == 0) {
-        still_mapped = true;
-        ret = 0;
-    }
-    if (ret)
-        return error_set_errno(error, ret,
-                               "%s: its memory cannot be write-protected; stop the VM now, "
-                               "or what it writes changes the snapshot",
-                               map->image->file.path);
-    watch_forget(map);
-    image_note_stores(map->image);
-    /* one mapping in place of all needs no other to be split */
-    __atomic_store_n(&map->unknown, false, __ATOMIC_SEQ_CST);
-    /* Not what retire.c has: it is still there. */
-    for (uint64_t v = 0; v < slabs && !still_mapped; v++)
-        vmas_add(map, -(int)map->slabs[v].pieces);
-    for (uint64_t v = 0; v < slabs; v++) {
-        uint16_t pieces = still_mapped ? map->slabs[v].pieces : 0;
-
-        memset(&map->slabs[v], 0, offsetof(struct slab_map, status));
-        map->slabs[v].pieces = pieces;
-        slab_refresh(&map->slabs[v].status);
-        layout_enter(map, v, SLAB_UNMAPPED);
-        if (map->image->chain)
-            sparse_set_add(&map->image->chain->used, v);
-    }
-    order_release(map);
-    return 0;
-}
-
-int monitor_map_all(struct pcow_map *map, struct pcow_error *error)
-{
-    /*
-     * Half a layout would be wrong. With none at all every access traps, and what it needs is
-     * mapped then.
-     */
-    return layout_map_all(map, error) ? monitor_unmap_all(map, error) : 0;
-}
-
-int monitor_map_changed(struct pcow_map *map, const struct layout_lists *lists,
-                        struct pcow_error *error)
-{
-    int ret;
-
-    if (lists && !image_copies_on_read(map->image)) {
-        watch_forget(map);
-        order_acquire(map);
-        ret = layout_map_changed(map, lists);
-        order_release(map);
-        if (!ret)
-            return 0;
-    }
-    ret = monitor_unmap_all(map, error);
-    return ret ? ret : monitor_map_all(map, error);
 }

@@ -5,7 +5,7 @@
  * State of a page of the range          mapping                                   a load         a store
  * ------------------------------------  ----------------------------------------  -------------  -----------------------------
  * absent (no layer holds it)            anonymous, read-only                      zeros          trap: expansion
- * of a slab in state MINOR (minor.c)    the top file, writable, page by page      of what is own straight; else trap
+ * of a slab in state MINOR              the top file, writable, page by page      of what is own straight; else trap
  * held by an older layer or a base      that file, read-only                      memory speed   trap: copy-on-write
  * own, not yet mapped (slab is STALE)   as before it became own                   memory speed   trap: map
  * own, mapped                           the top file, writable                    memory speed   memory speed
@@ -25,28 +25,12 @@
 
 #include "chain/chain.h"
 #include "monitor/ahead.h"
+#include "monitor/density.h"
+#include "monitor/engine.h"
+#include "monitor/events.h"
+#include "monitor/layout.h"
 #include "monitor/slab_state.h"
 #include "util/signals.h"
-
-#define EVENT_QUEUE_SIZE 64u          /* power of two */
-
-struct event_queue {
-    struct pcow_event event[EVENT_QUEUE_SIZE];
-    uint32_t ready[EVENT_QUEUE_SIZE];  /* position + 1 when the event may be read */
-    uint32_t head, tail;
-    int fd;                            /* eventfd */
-};
-
-struct density {
-    int pagemap;                       /* of this process; -1: not to be had */
-    /* the guest uses more than a page or two of what a trap brings in */
-    bool dense;
-    uint32_t windows;                  /* so far */
-    const uint8_t *sample;             /* the window that is watched */
-    /* that the guest fills the slabs that it begins, see density_begin_slab() */
-    uint32_t trust;
-    uint32_t slabs;                    /* begun while it was trusted to */
-};
 
 struct moved {
     uint8_t *address;
@@ -72,13 +56,6 @@ struct trappers {
     uint8_t turns;
 };
 
-/* Of engine minor, see minor.c. */
-struct minor_mode {
-    int fd;                            /* userfaultfd; -1: none */
-    int gain;                          /* a guess of what such slabs are worth in traps; relaxed */
-    uint32_t tries;                    /* slabs that were not worth it by that; relaxed */
-};
-
 /* See gate.c. */
 struct gate {
     unsigned inside;                   /* who look at the chain and change mappings; atomic */
@@ -96,7 +73,7 @@ struct slab_map {
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
     /* the window of the last trap: page after it, pages; to notice a sequence */
     uint16_t run_end, run;
-    /* what was not own was loaded from since the last snapshot: not in minor mode any more */
+    /* what was not own was loaded from since the last snapshot: it is not kept any more */
     uint8_t loaded;
     struct slab_status status;         /* of what is not in writable */
     /*
@@ -122,7 +99,10 @@ struct pcow_map {
         uint64_t from, to;
         bool wanted;                   /* the first layout goes on */
     } hole;
-    enum pcow_engine engine;           /* the one in force */
+    const struct engine *engine;       /* the one in force */
+    void *of_engine;                   /* what it knows of this map */
+    /* by enum slab_state; NULL: whoever serves a trap knows how */
+    const struct slab_keeper *keepers[SLAB_STATES];
     enum pcow_full_policy full_policy;
     /*
      * By guest slab; zero, and not touched, where nothing was ever stored to nor claimed
@@ -153,7 +133,6 @@ struct pcow_map {
     uint64_t bounced;                  /* slabs in state BOUNCE; relaxed */
     /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
     uint64_t asked;
-    struct minor_mode minor;
     /* handlers of SIGSEGV that will look at this map again; atomic */
     unsigned traps_under_way;
     int uffd;
@@ -189,119 +168,35 @@ void reserve_taken(struct pcow_map *map, uint64_t to);
 /* Nothing is mapped there (any more). Async-signal-safe but in the first layout. */
 int reserve_again(struct pcow_map *map, uint64_t from, uint64_t to);
 
-/* monitor/first_layout.c. The address may be another one after it. */
-int layout_begin(struct pcow_map *map, struct pcow_error *error);
-
-/* monitor/layout.c: the mappings of the range */
-int layout_map_all(struct pcow_map *map, struct pcow_error *error);
-/*
- * A revert changes few lists of the chain: those of before it, and then what has to be mapped anew
- * when they are built again. NULL: memory is short.
- */
-struct layout_lists *layout_note_lists(const struct pcow_map *map);
-bool layout_is_as_noted(const struct pcow_map *map, const struct layout_lists *lists,
-                        uint64_t guest_slab);
-int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists);
-void layout_forget_lists(struct layout_lists *lists);
-/*
- * chain_own(). Every page that the monitor makes own becomes so here, and with that the slab is
- * stale until its own pages are mapped. The claim is held. Async-signal-safe.
- */
-int layout_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count,
-               uint64_t *copied);
-/*
- * As the chain is now; the claim is held. On failure nothing is mapped: the next access tries
- * again.
- */
-int layout_map_slab(struct pcow_map *map, uint64_t guest_slab);
-/*
- * Before blocks are given back that an older layer has for pages that are own by now: nothing may
- * be mapped there any more. On failure something may be, and they must stay. The claim is held.
- */
-int layout_catch_up(struct pcow_map *map, uint64_t guest_slab);
-/*
- * Copy-on-read: something shows from an older layer or a base, which the first access shall bring
- * into the active one.
- */
-bool layout_is_to_be_copied(const struct pcow_map *map, uint64_t guest_slab);
-/* Count its mappings, which traps only estimate; the claim is held, or everybody stopped. */
-void layout_recount(struct pcow_map *map, uint64_t guest_slab);
-/*
- * On failure the pages of the piece that failed count as not mapped for stores, and the slab is
- * stale.
- */
-int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
-/*
- * A page that is mapped for stores: see that one does not fail for want of space for its
- * neighbours, see image/folio.c. 0, -ENOSPC or -EIO. Async-signal-safe.
- */
-int layout_prepare_store(const struct pcow_map *map, uint64_t guest_slab, unsigned page);
-/*
- * Nothing is mapped: the next access traps. The claim is held. If the kernel refuses: see unknown
- * in struct pcow_map.
- */
-void layout_unmap_slab(struct pcow_map *map, uint64_t guest_slab);
-bool layout_is_hot(const struct slab_map *slab, unsigned share);
-
-/*
- * monitor/slab_map.c: of one slab; the claim is held. Async-signal-safe but for minor_is_whole().
- */
+/* monitor/slab_map.c: of one slab; the claim is held. Async-signal-safe. */
 /* 512, but fewer at the end of an image of format 1 */
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab);
-/* mappings that it needs, if not in minor mode */
+/* mappings that it needs, if it is not kept */
 unsigned layout_count_pieces(const struct pcow_map *map, uint64_t guest_slab);
 /* slab_enter(), and the copies in memory are counted. */
 void layout_enter(struct pcow_map *map, uint64_t guest_slab, enum slab_state state);
-/* Does it show this place of the file there, once it is let in? */
-bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset);
-/* Every page is own and in writable. */
-void minor_is_whole(struct pcow_map *map, uint64_t guest_slab);
+/* pages of a cluster */
+unsigned layout_cluster(const struct pcow_map *map);
+static inline const struct slab_keeper *slab_keeper(const struct pcow_map *map,
+                                                    uint64_t guest_slab)
+{
+    return map->keepers[slab_state(&map->slabs[guest_slab].status)];
+}
+static inline int slab_leave(struct pcow_map *map, uint64_t guest_slab)
+{
+    const struct slab_keeper *keeper = slab_keeper(map, guest_slab);
 
+    return keeper && keeper->leave ? keeper->leave(map, guest_slab) : 0;
+}
 /*
- * monitor/bounce.c: as layout_map_slab(), of a slab of which nothing is mapped for stores. Where
- * that would take more mappings than there are, as one, of a copy in memory. The claim is held.
- * Async-signal-safe.
+ * Without the claim: somebody is about to have a system call access it. False: it has to be mapped
+ * anew before, see resolve(). / Somebody was, and it is accessible for him.
  */
-int bounce_slab(struct pcow_map *map, uint64_t guest_slab);
+bool slab_ask(struct pcow_map *map, uint64_t guest_slab);
+bool slab_was_asked(const struct pcow_map *map, uint64_t guest_slab);
 
 /* monitor/flush.c: wait until nobody is about to map a part of the range anew. */
 void flush_await_mapped(struct pcow_map *map, uint64_t offset, uint64_t end);
-
-/*
- * monitor/rest.c: all pages of the slab are own, some are not mapped for stores yet. The claim is
- * held. Async-signal-safe.
- */
-int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
-
-/*
- * monitor/minor.c. The map gets engine signal where there is no such userfaultfd, or nobody who
- * serves SIGBUS.
- */
-void minor_prepare(struct pcow_map *map, bool served);
-/* The range is unmapped. */
-void minor_close(struct pcow_map *map);
-/*
- * Of the others the claim is held, and they are async-signal-safe. Could this slab be in minor
- * mode?
- */
-bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab);
-/*
- * It is now; else all is as before, or mapped anew. at_once: after the first trap already, as
- * mappings are short.
- */
-bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once);
-/* Pages that are in writable; the second: those around a page in its cluster of so many pages. */
-int minor_let_in(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count);
-int minor_let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned pages);
-/* The slab is left because of a load. */
-void minor_loaded(struct pcow_map *map, uint64_t guest_slab);
-/*
- * Without the claim: somebody is about to have a system call access it. False: it has to be mapped
- * anew before, see resolve().
- */
-bool minor_ask(struct pcow_map *map, uint64_t guest_slab);
-/* Without the claim: somebody was, and it is accessible for him. */
-bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab);
 
 /*
  * monitor/retire.c: move the page tables of all that is mapped for stores out of the way, as far as
@@ -328,6 +223,8 @@ bool windows_empty(struct pcow_map *map);
  * pool wait for space (by the map's policy) instead of -ENOSPC, with this mask; NULL: do not.
  */
 int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask *waiting);
+/* monitor/store.c, for it: make the page own and map it for stores. The claim is held. */
+int resolve_store(struct pcow_map *map, uint64_t guest_slab, unsigned page);
 
 /* monitor/gate.c. Signals are blocked between enter and leave. Async-signal-safe. */
 void gate_enter(struct pcow_map *map);
@@ -336,61 +233,20 @@ void gate_leave(struct pcow_map *map);
 void gate_close(struct pcow_map *map);
 void gate_open(struct pcow_map *map);
 
-#define HOT_FAULTS 8u                 /* a slab with so many traps */
-#define HOT_SHARE 2u                  /* and one part in so many own is made own whole: that at most doubles its space, */
-#define HOT_SHARE_ABSENT 3u           /* or makes it three times as much where nothing is copied and the guest uses page for page */
-
 /*
- * monitor/density.c: should the page table be filled for this window of mapped pages?
- * Async-signal-safe.
+ * monitor/dispatch.c: SIGSEGV in any map of the process, for every engine (copy-on-write of
+ * read-only mappings), and SIGBUS
  */
-void density_open(struct density *density);
-void density_close(struct density *density);
-/* How many of these pages, 16 at most, the page table has; -1: not to be had. */
-int density_present(const struct density *density, const uint8_t *address, unsigned pages);
-/* Is this page mapped by an entry of 2 MiB? False if the kernel does not say. */
-bool density_is_huge(const struct density *density, const uint8_t *address);
-/* Has the guest lately used what traps brought in? */
-bool density_is_high(const struct density *density);
-bool density_wants(struct density *density, const uint8_t *window, unsigned pages);
-/* What the page table has there says nothing about the guest any more. */
-void density_forget(struct density *density, const uint8_t *from, size_t length);
-/*
- * The first store to a slab that nothing holds: should all of it be brought in? If not, and the
- * guest fills it, density_completed() is to be told.
- */
-bool density_begin_slab(struct density *density);
-void density_completed(struct density *density);
-
-/*
- * Fill the page table for mapped own pages. Class volatile only: there a load's fault brings in 16
- * writable entries, where a store's brings in one; elsewhere the first store must be seen by the
- * file system.
- */
-void layout_populate(const struct pcow_map *map, uint64_t guest_slab, unsigned first,
-                     unsigned count);
-
-/* monitor/events.c. Async-signal-safe. */
-int events_init(struct event_queue *queue);
-void events_destroy(struct event_queue *queue);
-void events_post(struct event_queue *queue, enum pcow_event_kind kind, int error, uint64_t offset);
-void events_wake(struct event_queue *queue);           /* for what is not in it */
-bool events_next(struct event_queue *queue, struct pcow_event *event);
-
-/*
- * monitor/signal.c: SIGSEGV in any map of the process, for every engine (copy-on-write of read-only
- * mappings)
- */
-int signal_prepare(struct pcow_error *error);      /* before any mapping of a map is counted */
-int signal_register(struct pcow_map *map, struct pcow_error *error);
-/* Is SIGBUS served by the library: was there nobody else? Until signal_end(). */
-bool signal_serves_bus(void);
+int dispatch_prepare(struct pcow_error *error);      /* before any mapping of a map is counted */
+int dispatch_register(struct pcow_map *map, struct pcow_error *error);
+/* Is SIGBUS served by the library: was there nobody else? Until dispatch_end(). */
+bool dispatch_serves_bus(void);
 /*
  * No trap in this map is served any more, and none is under way when it returns. The handlers stay
- * for what else the library accesses: signal_end().
+ * for what else the library accesses: dispatch_end().
  */
-void signal_leave(struct pcow_map *map);
-void signal_end(void);
+void dispatch_leave(struct pcow_map *map);
+void dispatch_end(void);
 
 /* monitor/vmas.c. Async-signal-safe. */
 /* Mappings that a map has more (or less) than before; what counts against its budget. */

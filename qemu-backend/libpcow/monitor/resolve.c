@@ -1,371 +1,25 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* What happens on a trap. Everything here is async-signal-safe. */
 #include <errno.h>
-#include <sys/statvfs.h>
 #include <time.h>
 
 #include "chain/index.h"
 #include "chain/reclaim.h"
-#include "image/prepare.h"
 #include "monitor/monitor.h"
-#include "util/error.h"
 
-#define MAX_COPY_RUN 128u              /* pages that one trap copies at most: others wait for the slab meanwhile */
-#define GROWN_SHARE 3u                 /* one trap in so many comes to a cluster again: then clusters are copied at the first one */
-#define MANY_PIECES 8u                 /* of a slab */
-#define MOST_LET_IN 16u                /* pages around one that was not used since it became own */
-#define ENOUGH_SPACE (UINT64_C(64) << 20)
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
 
-struct range {
-    unsigned first, count;             /* pages of the slab */
-};
-
-static void count_up(uint64_t *counter, uint64_t by)
-{
-    __atomic_fetch_add(counter, by, __ATOMIC_RELAXED);
-}
-
-static unsigned cluster_pages(const struct pcow_map *map)
-{
-    return 1u << (map->image->header.cluster_bits - 12);
-}
-
-/* Does the guest come back to clusters of this slab? A part of the first traps asks anew. */
-static bool comes_back(const struct slab_map *slab)
-{
-    return slab->grown * GROWN_SHARE > slab->faults;
-}
-
-static bool has_page_in(const struct page_set *set, struct range range)
-{
-    unsigned end = range.first + range.count;
-
-    return page_set_has(set, range.first) || page_set_run_end(set, range.first, end) < end;
-}
-
-static bool vmas_are_short(const struct pcow_map *map)
-{
-    return vmas_used(map) + 2 >= map->vma_budget;
-}
-
-static bool wants_page_alone(const struct slab_map *slab, struct range cluster)
-{
-    return !comes_back(slab) && !has_page_in(&slab->writable, cluster);
-}
-
-/*
- * How much to bring in around a page. Absent memory: its cluster. Memory that has to be copied: the
- * page alone when the guest comes to a cluster for the first time (fine-grained copy-on-write), the
- * rest of it when it comes back, or at once where it was seen to do so. Where the last trap's
- * window ends, a sequence goes on: twice as much. The whole slab if mappings run short and it takes
- * more than one.
- */
-static struct range choose(const struct pcow_map *map, uint64_t guest_slab, unsigned page,
-                           bool present, bool minor)
-{
-    const struct slab_map *slab = &map->slabs[guest_slab];
-    unsigned pages = layout_pages(map, guest_slab);
-    unsigned cluster = cluster_pages(map);
-    struct range range = {page / cluster * cluster, cluster};
-
-    if (slab_is_unmapped(&slab->status) || (!minor && vmas_are_short(map)))
-        return (struct range){0, pages};
-    if (range.first + range.count > pages)
-        range.count = pages - range.first;
-    if (page == slab->run_end && slab->run >= cluster)
-        range = (struct range){page, present && slab->run >= MAX_COPY_RUN ? MAX_COPY_RUN
-                                                                          : slab->run * 2u};
-    else if (present && wants_page_alone(slab, range))
-        range = (struct range){page, 1};
-    if (range.first + range.count > pages)
-        range.count = pages - range.first;
-    return range;
-}
-
-/*
- * Absent memory in a slab that is used page for page, or in a sequence, and a third of which is
- * own: the rest in one go, as for a hot slab of an older layer.
- */
-static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
-{
-    const struct slab_map *slab = &map->slabs[guest_slab];
-    slab_ref head = map->image->chain->head[guest_slab];
-    bool sequence = page == slab->run_end && slab->run > cluster_pages(map);
-
-    if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE
-        || page_set_count(&slab->writable) < PAGES_PER_SLAB / HOT_SHARE_ABSENT)
-        return false;
-    /* Nothing older on the list, so nothing to copy. */
-    return (sequence || (slab->faults >= HOT_FAULTS && density_is_high(&map->density)))
-           && slab_ref_level(head) == map->image->chain->levels
-           && map->image->slabs[slab_ref_slab(head)].next == 0;
-}
-
-/*
- * The first store to a slab that nothing below has, by a guest that was seen to fill such slabs;
- * and one is ready.
- */
-static bool wants_whole(struct pcow_map *map, uint64_t guest_slab)
-{
-    return map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
-           && !map->image->chain->head[guest_slab] && density_begin_slab(&map->density)
-           && map->image->ready && prepared_count(map->image) > 0;
-}
-
-/*
- * Own pages of a slab that was there when the image was opened have blocks before they are mapped
- * for stores. *alone: there is no space for all that lack one, or some cannot be read, which those
- * that are shared with a copy must be; so only this page may be mapped.
- */
-static int back_own(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool *alone)
-{
-    bool changed;
-    int ret = chain_back(map->image, guest_slab, 0, PAGES_PER_SLAB, &changed);
-
-    *alone = ret == -ENOSPC || ret == -EIO;
-    if (*alone)
-        return chain_back(map->image, guest_slab, page, 1, &changed);
-    return ret || !changed || slab_is_unmapped(&map->slabs[guest_slab].status)
-               ? ret
-               : layout_map_slab(map, guest_slab);
-}
-
-/*
- * The whole slab or the rest of it, where that seems worth it. -EAGAIN: it does not, or cannot be
- * had.
- */
-static int resolve_all(struct pcow_map *map, uint64_t guest_slab, unsigned page)
-{
-    struct slab_map *slab = &map->slabs[guest_slab];
-    bool whole = wants_whole(map, guest_slab);
-    int ret;
-
-    if ((!whole && !wants_rest(map, guest_slab, page))
-        || layout_own(map, guest_slab, 0, layout_pages(map, guest_slab), NULL))
-        return -EAGAIN;
-    if (!whole)
-        density_completed(&map->density);
-    ret = layout_map_rest(map, guest_slab);
-    if (slab->faults < UINT8_MAX)
-        slab->faults++;
-    if (whole && !ret)
-        ahead_served(map, guest_slab, false, false);
-    return ret;
-}
-
-static void note_thread(struct trappers *trappers)
-{
-    /* each thread has its own, and asking for it allocates nothing */
-    uintptr_t thread = (uintptr_t)&errno;
-    bool other = __atomic_exchange_n(&trappers->last, thread, __ATOMIC_RELAXED) != thread;
-
-    __atomic_store_n(&trappers->turns,
-                     (uint8_t)(__atomic_load_n(&trappers->turns, __ATOMIC_RELAXED) << 1 | other),
-                     __ATOMIC_RELAXED);
-}
-
-/* Make the rest own as well. */
-static int own_whole(struct pcow_map *map, uint64_t guest_slab)
-{
-    uint64_t copied = 0;
-    int ret = layout_own(map, guest_slab, 0, layout_pages(map, guest_slab), &copied);
-
-    if (!ret && copied)
-        count_up(&map->stats.slabs_promoted, 1);
-    return ret;
-}
-
-/*
- * Mapped as under signal. If there are not as many mappings left as that takes the slab is made
- * whole; where that cannot be (a full pool), they come from what is kept for others, as nobody must
- * wait who only loads. What is mapped for stores stays so all the time: system calls may be using
- * it.
- */
-static int leave_minor(struct pcow_map *map, uint64_t guest_slab)
-{
-    if (vmas_used(map) + layout_count_pieces(map, guest_slab) >= map->vma_budget)
-        own_whole(map, guest_slab);
-    return layout_map_slab(map, guest_slab);
-}
-
-/*
- * Or could be, as the kernel refused to unmap it: to make all of it own for one access would take
- * space for nothing.
- */
-static bool may_be_minor(const struct pcow_map *map, uint64_t guest_slab)
-{
-    const struct slab_status *status = &map->slabs[guest_slab].status;
-
-    return slab_is_minor(status)
-           || (map->engine == PCOW_ENGINE_MINOR && slab_state(status) == SLAB_UNKNOWN);
-}
-
-static bool was_asked_for(const struct slab_map *slab)
-{
-    return __atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST);
-}
-
-/* A page that is mapped for stores already. */
-static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
-{
-    struct slab_map *slab = &map->slabs[guest_slab];
-    unsigned cluster = cluster_pages(map);
-
-    if (!slab_is_minor(&slab->status))
-        return 0;                      /* another thread was here first */
-    return was_asked_for(slab) ? leave_minor(map, guest_slab)
-                               : minor_let_in_around(map, guest_slab, page,
-                                                     cluster < MOST_LET_IN ? cluster : MOST_LET_IN);
-}
-
-/*
- * Of pages that have just become own: all of what was copied; else the one that is stored to, as a
- * guest that uses more of them is no such guest.
- */
-static int let_in(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range,
-                  bool copied)
-{
-    if (copied || range.count > cluster_pages(map) || density_is_high(&map->density))
-        return minor_let_in(map, guest_slab, range.first, range.count);
-    return minor_let_in(map, guest_slab, page, 1);
-}
-
-/*
- * Of a guest that stores here and there: not where it comes back to what it has begun, or goes on
- * in a sequence, as the slab will be one mapping soon in any case.
- */
-static void try_minor(struct pcow_map *map, uint64_t guest_slab, struct range range, bool copied,
-                      bool again)
-{
-    if (slab_is_minor(&map->slabs[guest_slab].status))
-        return;
-    if (vmas_are_short(map)
-        || (!again && range.count <= cluster_pages(map)
-            && (copied || !density_is_high(&map->density))))
-        minor_begin(map, guest_slab, vmas_are_short(map));
-}
-
-/*
- * What a sequence will touch next; or the page, which brings its neighbours with it and saves the
- * fault of the store.
- */
-static void populate(struct pcow_map *map, uint64_t guest_slab, unsigned page, struct range range)
-{
-    if (range.first == page && range.count > cluster_pages(map))
-        layout_populate(map, guest_slab, range.first, range.count);
-    else if (density_wants(&map->density,
-                           map->address + (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE,
-                           range.count))
-        layout_populate(map, guest_slab, page, 1);
-}
-
-/* Make the page own and map it for stores. The claim is held. */
-static int resolve_write(struct pcow_map *map, uint64_t guest_slab, unsigned page)
-{
-    struct slab_map *slab = &map->slabs[guest_slab];
-    uint64_t copied = 0;
-    struct place place;
-    struct range range;
-    bool alone, again, minor;
-    int ret;
-
-    if (page_set_has(&slab->writable, page))
-        return meet(map, guest_slab, page);
-    note_thread(&map->trappers);
-    if (may_be_minor(map, guest_slab)
-        && (slab_state(&slab->status) != SLAB_MINOR || was_asked_for(slab))) {
-        ret = leave_minor(map, guest_slab);
-        if (ret || page_set_has(&slab->writable, page))
-            return ret;
-    }
-    ret = back_own(map, guest_slab, page, &alone);
-    if (ret || page_set_has(&slab->writable, page))
-        return ret;
-    place = chain_find(map->image, guest_slab, page, 1);
-    minor = slab_is_minor(&slab->status) || minor_is_possible(map, guest_slab);
-    range = alone ? (struct range){page, 1} : choose(map, guest_slab, page, place.present, minor);
-    /* the guest was here before: larger copies pay, now or later on */
-    again = has_page_in(&slab->writable, range);
-    if (!alone && range.count < layout_pages(map, guest_slab)) {
-        ret = resolve_all(map, guest_slab, page);
-        if (ret != -EAGAIN)
-            return ret;
-    }
-    ret = layout_own(map, guest_slab, range.first, range.count, &copied);
-    if ((ret == -ENOSPC || ret == -EIO) && range.count > 1) {
-        /*
-         * Not enough for all of it, or others cannot be read; the one page may still fit, and be
-         * whole.
-         */
-        range = (struct range){page, 1};
-        ret = layout_own(map, guest_slab, page, 1, &copied);
-    }
-    if (ret)
-        return ret;
-    if (slab->faults < UINT8_MAX)
-        slab->faults++;
-    if (again && slab->grown < UINT8_MAX)
-        slab->grown++;
-    slab->run_end = (uint16_t)(range.first + range.count);
-    slab->run = (uint16_t)range.count;
-    if (range.count == layout_pages(map, guest_slab) && range.count > 1) {
-        if (copied)
-            count_up(&map->stats.slabs_promoted, 1);
-        /*
-         * If mappings run short it has to become one, and if it has many that is cheaper; else what
-         * the guest uses stays as it is.
-         */
-        return slab_is_unmapped(&slab->status) || slab->pieces > MANY_PIECES || vmas_are_short(map)
-                   ? layout_map_slab(map, guest_slab)
-                   : layout_map_own(map, guest_slab, 0, range.count);
-    }
-    try_minor(map, guest_slab, range, copied > 0, again);
-    /*
-     * It was, or has become so as the kernel refused: one that is unmapped has no page that is
-     * mapped for stores, nothing would protect it.
-     */
-    if (slab_is_unmapped(&slab->status)) {
-        ret = layout_map_slab(map, guest_slab);
-        if (ret || page_set_has(&slab->writable, page))
-            return ret;
-    }
-    /*
-     * What was hoped for is not to be: then as for any slab, and as there, the page alone if the
-     * rest cannot be had.
-     */
-    if (minor && !slab_is_minor(&slab->status) && vmas_are_short(map)
-        && own_whole(map, guest_slab) == 0)
-        return layout_map_slab(map, guest_slab);
-    ret = layout_map_own(map, guest_slab, range.first, range.count);
-    if (!ret && slab_is_minor(&slab->status))
-        ret = let_in(map, guest_slab, page, range, copied > 0);
-    if (ret)
-        return ret;
-    if (!slab_is_minor(&slab->status))
-        populate(map, guest_slab, page, range);
-    ahead_served(map, guest_slab, copied > 0, again && slab->grown == 1);
-    return 0;
-}
-
 /* A load from memory where nothing is mapped. */
-static int resolve_read(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+static int resolve_load(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
 
-    if (slab_is_minor(&slab->status) && page_set_has(&slab->writable, page))
-        return meet(map, guest_slab, page);
-    if (may_be_minor(map, guest_slab)) {
-        if (slab_state(&slab->status) == SLAB_MINOR && !was_asked_for(slab))
-            minor_loaded(map, guest_slab);
-        return leave_minor(map, guest_slab);
-    }
     if (slab_is_unmapped(&slab->status)) {
         /*
          * To have it in one piece saves time or mappings. No load waits for space for that, nor
          * suffers for a page that it does not want.
          */
-        return map->image->file.writable && own_whole(map, guest_slab) == 0
+        return map->image->file.writable && layout_own_whole(map, guest_slab) == 0
                    ? layout_map_slab(map, guest_slab)
                    : bounce_slab(map, guest_slab);
     }
@@ -388,13 +42,14 @@ static void pause_between_tries(signal_mask mask)
 
 static int resolve_once(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool write)
 {
+    const struct slab_keeper *keeper = slab_keeper(map, guest_slab);
     int ret;
 
     index_update(map->image, guest_slab);
-    if (!write)
-        return resolve_read(map, guest_slab, page);
-    ret = resolve_write(map, guest_slab, page);
-    return ret ? ret : layout_prepare_store(map, guest_slab, page);
+    ret = keeper ? keeper->serve(map, guest_slab, page, write) : KEEPER_GO_ON;
+    if (ret == KEEPER_GO_ON)
+        ret = write ? resolve_store(map, guest_slab, page) : resolve_load(map, guest_slab);
+    return ret || !write ? ret : layout_prepare_store(map, guest_slab, page);
 }
 
 static bool is_for_stores(const struct pcow_image *image)
@@ -432,7 +87,7 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
             break;
         if (!told) {
             told = true;
-            count_up(&map->stats.pool_full_waits, 1);
+            __atomic_fetch_add(&map->stats.pool_full_waits, 1, __ATOMIC_RELAXED);
             events_post(&map->events, PCOW_EVENT_POOL_FULL, ret, offset);
         }
         if (map->full_policy == PCOW_FULL_FAIL || __atomic_load_n(&map->closing, __ATOMIC_RELAXED))
@@ -448,103 +103,4 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
     if (ret && ret != -ENOSPC)
         events_post(&map->events, PCOW_EVENT_ERROR, ret, offset);
     return ret;
-}
-
-/*
- * The common case, asked at every device access, and by a guest perhaps for gigabytes at once: from
- * here on so much of the slab is mapped for this. 0: this page is not.
- */
-static uint64_t mapped_already(struct pcow_map *map, uint64_t offset, bool write, bool kernel)
-{
-    const struct slab_map *slab = &map->slabs[offset >> SLAB_BITS];
-    unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB);
-
-    if (kernel && !minor_ask(map, offset >> SLAB_BITS))
-        return 0;
-    if (page_set_has(&slab->writable, page))
-        return (page_set_run_end(&slab->writable, page, PAGES_PER_SLAB) - page) * PCOW_PAGE_SIZE;
-    return !write && slab_can_be_loaded_from(&slab->status)
-               ? (PAGES_PER_SLAB - page) * PCOW_PAGE_SIZE
-               : 0;
-}
-
-/*
- * Class page-cache: so little that a store to a page which has its block may fail for want of space
- * for its neighbours, see image/folio.c. Then each page is asked for, also those that are mapped
- * for stores.
- */
-static bool is_short_of_space(const struct pcow_map *map, uint64_t length)
-{
-    struct statvfs fs;
-
-    return map->image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
-           && fstatvfs(map->image->file.fd, &fs) == 0
-           && fs.f_bavail * fs.f_frsize < ENOUGH_SPACE + length / PCOW_PAGE_SIZE * PCOW_SLAB_SIZE;
-}
-
-static int prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, bool kernel,
-                   struct pcow_error *error)
-{
-    uint64_t end = offset + length, mapped;
-    bool is_short = write && is_short_of_space(map, length);
-    struct interrupts interrupts;
-
-    if (offset > map->size || length > map->size - offset)
-        return error_set(error, -EINVAL, "%s: offset %llu and length %llu reach beyond its end",
-                         map->image->file.path, (unsigned long long)offset,
-                         (unsigned long long)length);
-    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end;
-         offset += mapped ? mapped : PCOW_PAGE_SIZE) {
-        int ret;
-
-        mapped = is_short ? 0 : mapped_already(map, offset, write, kernel);
-        if (mapped)
-            continue;
-        count_up(&map->asked, 1);
-        interrupts = interrupts_disable();
-        ret = resolve(map, offset, write, NULL);
-        interrupts_restore(interrupts);
-        if (ret == -ENOSPC)
-            return error_set(error, ret, "%s: the pool is full; free space or extend it",
-                             map->image->file.path);
-        if (ret)
-            return error_set_errno(error, ret, "%s: cannot prepare offset %llu",
-                                   map->image->file.path, (unsigned long long)offset);
-    }
-    return 0;
-}
-
-int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write,
-                     struct pcow_error *error)
-{
-    return prepare(map, offset, length, write, true, error);
-}
-
-int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write,
-                     struct pcow_error *error)
-{
-    return prepare(map, offset, length, write, false, error);
-}
-
-int pcow_map_trap(pcow_map *map, uint64_t offset, bool write)
-{
-    struct interrupts interrupts;
-    int ret;
-
-    if (offset >= map->size)
-        return -EFAULT;
-    count_up(&map->asked, 1);
-    interrupts = interrupts_disable();
-    ret = resolve(map, offset & ~(PCOW_PAGE_SIZE - 1), write, NULL);
-    interrupts_restore(interrupts);
-    return ret;
-}
-
-void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length)
-{
-    if (offset >= map->size || length == 0)
-        return;
-    if (length > map->size - offset)
-        length = map->size - offset;
-    flush_await_mapped(map, offset, offset + length);
 }

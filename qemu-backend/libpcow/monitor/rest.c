@@ -18,8 +18,8 @@ static int map_missing(struct pcow_map *map, uint64_t guest_slab)
 
         if (!page_set_has(&map->slabs[guest_slab].writable, page)) {
             ret = layout_map_own(map, guest_slab, page, end - page);
-            if (!ret && slab_is_minor(&map->slabs[guest_slab].status))
-                ret = minor_let_in(map, guest_slab, page, end - page);
+            if (!ret && slab_is_kept(&map->slabs[guest_slab].status))
+                ret = slab_keeper(map, guest_slab)->page_ready(map, guest_slab, page, end - page);
             else if (!ret)
                 layout_populate(map, guest_slab, page, end - page);
         }
@@ -47,7 +47,7 @@ static bool would_interrupt(const struct pcow_map *map, uint64_t guest_slab)
 static bool can_move(const struct pcow_map *map, uint64_t guest_slab, struct place *place)
 {
     if (map->image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE
-        || map->engine == PCOW_ENGINE_KVM || layout_pages(map, guest_slab) < PAGES_PER_SLAB
+        || map->engine->keeps_tables || layout_pages(map, guest_slab) < PAGES_PER_SLAB
         || would_interrupt(map, guest_slab))
         return false;
     *place = chain_find(map->image, guest_slab, 0, PAGES_PER_SLAB);

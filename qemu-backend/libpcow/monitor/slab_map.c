@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* What is known of one slab of the range, without a look at how it is mapped. */
-#include <linux/userfaultfd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-
 #include "monitor/monitor.h"
 
 unsigned layout_pages(const struct pcow_map *map, uint64_t guest_slab)
@@ -28,26 +24,26 @@ void layout_enter(struct pcow_map *map, uint64_t guest_slab, enum slab_state sta
                        __ATOMIC_RELAXED);
 }
 
-bool minor_shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset)
+unsigned layout_cluster(const struct pcow_map *map)
 {
-    return slab_state(&map->slabs[guest_slab].status) == SLAB_MINOR
-           && offset
-                  == (slab_ref_slab(map->image->chain->head[guest_slab]) << SLAB_BITS)
-                         + page * PCOW_PAGE_SIZE;
+    return 1u << (map->image->header.cluster_bits - 12);
 }
 
-void minor_is_whole(struct pcow_map *map, uint64_t guest_slab)
+bool slab_was_asked(const struct pcow_map *map, uint64_t guest_slab)
+{
+    const struct slab_map *slab = &map->slabs[guest_slab];
+
+    return !map->engine->must_be_asked
+           || (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST) && !slab_is_kept(&slab->status));
+}
+
+bool slab_ask(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    uint8_t *address = map->address + (guest_slab << SLAB_BITS);
-    struct uffdio_range range = {(uintptr_t)address,
-                                 layout_pages(map, guest_slab) * PCOW_PAGE_SIZE};
 
-    if (slab_state(&slab->status) != SLAB_MINOR)
-        return;
-    /* If the kernel refuses, its pages go on to be let in. */
-    if (ioctl(map->minor.fd, UFFDIO_UNREGISTER, &range) == 0) {
-        madvise(address, range.len, MADV_DOFORK);      /* one with its neighbours, if it can be */
-        layout_enter(map, guest_slab, SLAB_MAPPED);
-    }
+    if (!map->engine->must_be_asked)
+        return true;
+    if (!__atomic_load_n(&slab->asked, __ATOMIC_RELAXED))
+        __atomic_store_n(&slab->asked, 1, __ATOMIC_SEQ_CST);
+    return !slab_is_kept(&slab->status);
 }

@@ -3,41 +3,13 @@
 
 #include <stdlib.h>
 
-/*
- * Any slab can be mapped as the chain has it, and be unmapped; any but one in minor mode can be
- * watched in the place of what it is. What cannot be: a copy of what nobody knows; to let pages in
- * one by one where nothing was mapped.
- */
+#define IN(state) SLAB_BIT(SLAB_##state)
+#define ROW(state, name, is, to, from) [SLAB_##state] = {name, to, from},
+
 static const struct {
     const char *name;
-    unsigned to;
-} table[SLAB_STATES] = {
-    [SLAB_MAPPED] = {"mapped", SLAB_BIT(SLAB_UNMAPPED) | SLAB_BIT(SLAB_BOUNCE)
-                                   | SLAB_BIT(SLAB_MINOR) | SLAB_BIT(SLAB_WATCHED)},
-    [SLAB_UNMAPPED] = {"unmapped", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNKNOWN)
-                                       | SLAB_BIT(SLAB_BOUNCE) | SLAB_BIT(SLAB_WATCHED_UNMAPPED)},
-    [SLAB_UNKNOWN] = {"unknown", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
-                                     | SLAB_BIT(SLAB_WATCHED_UNMAPPED)},
-    [SLAB_BOUNCE] = {"bounce", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
-                                   | SLAB_BIT(SLAB_MINOR) | SLAB_BIT(SLAB_WATCHED)},
-    [SLAB_MINOR] = {"minor", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_BOUNCE)
-                                 | SLAB_BIT(SLAB_MINOR_FROZEN) | SLAB_BIT(SLAB_UNMAPPED)
-                                 | SLAB_BIT(SLAB_UNKNOWN)},
-    [SLAB_MINOR_FROZEN] = {"minor, frozen", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
-                                                | SLAB_BIT(SLAB_UNKNOWN)},
-    [SLAB_WATCHED] = {"watched", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
-                                     | SLAB_BIT(SLAB_WATCHED_READ)},
-    [SLAB_WATCHED_READ] = {"watched, read", SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
-                                                | SLAB_BIT(SLAB_WATCHED)},
-    [SLAB_WATCHED_UNMAPPED] = {"watched, unmapped",
-                               SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
-                                   | SLAB_BIT(SLAB_UNKNOWN) | SLAB_BIT(SLAB_BOUNCE)
-                                   | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ)},
-    [SLAB_WATCHED_UNMAPPED_READ] = {"watched, unmapped, read",
-                                    SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_UNMAPPED)
-                                        | SLAB_BIT(SLAB_UNKNOWN) | SLAB_BIT(SLAB_BOUNCE)
-                                        | SLAB_BIT(SLAB_WATCHED_UNMAPPED)},
-};
+    unsigned to, from;
+} table[SLAB_STATES] = {SLAB_STATE_ROWS(ROW)};
 
 static const unsigned ages[SLAB_AGES] = {
     [SLAB_FRESH] = SLAB_BIT(SLAB_STALE) | SLAB_BIT(SLAB_STALE_FROZEN),
@@ -52,7 +24,7 @@ const char *slab_state_name(enum slab_state state)
 
 bool slab_state_may_follow(enum slab_state from, enum slab_state to)
 {
-    return from == to || table[from].to & SLAB_BIT(to);
+    return from == to || table[from].to & SLAB_BIT(to) || table[to].from & SLAB_BIT(from);
 }
 
 bool slab_age_may_follow(enum slab_age from, enum slab_age to)

@@ -9,12 +9,14 @@
  *                          copy-on-read
  *   UNKNOWN                UNMAPPED was due, the kernel refused  anything          of any trap
  *   BOUNCE                 one, of a copy in memory (bounce.c)   memory speed
- *   MINOR                  one, of the top file (minor.c)        of what is own    of other loads
+ *   MINOR                  one, of the top file                  of what is own    of other loads
  *   MINOR_FROZEN           the same, read-only by a snapshot     trap              of any access
  *   WATCHED                anonymous, userfaultfd (watch.c)      trap once         the watch ends
  *   WATCHED_READ           with copies of what was loaded        trap once         the watch ends
  *   WATCHED_UNMAPPED       as WATCHED, in place of UNMAPPED      trap once         the watch ends
  *   WATCHED_UNMAPPED_READ  as WATCHED_READ, in that place        trap once         the watch ends
+ *
+ * MINOR and MINOR_FROZEN are kept by engine minor (engine_minor.c): what is mapped only it knows.
  *
  * And beside it, whether that may be behind the chain: pages may have become own that are mapped to
  * where an older layer holds them, or not at all. Only who maps all of the slab takes that back.
@@ -23,9 +25,10 @@
  *   STALE         own pages of the active layer may be, which tell whether they are still
  *   STALE_FROZEN  and of layers that were frozen since, which do not
  *
- * slab_state.c alone writes either, and has the table of which may follow which: a build without
- * NDEBUG stops at another one, and test_slab_state goes through all of them. The claim of the
- * slab is held, or everybody stopped; anybody may look. Async-signal-safe.
+ * slab_state.c alone writes either. slab_states.h is the table of the states and of which may
+ * follow which: a build without NDEBUG stops at another one, and test_slab_state goes through all
+ * of them. The claim of the slab is held, or everybody stopped; anybody may look.
+ * Async-signal-safe.
  */
 #ifndef PCOW_MONITOR_SLAB_STATE_H
 #define PCOW_MONITOR_SLAB_STATE_H
@@ -33,19 +36,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum slab_state {
-    SLAB_MAPPED,
-    SLAB_UNMAPPED,
-    SLAB_UNKNOWN,
-    SLAB_BOUNCE,
-    SLAB_MINOR,
-    SLAB_MINOR_FROZEN,
-    SLAB_WATCHED,
-    SLAB_WATCHED_READ,
-    SLAB_WATCHED_UNMAPPED,
-    SLAB_WATCHED_UNMAPPED_READ,
-    SLAB_STATES,
-};
+#include "monitor/slab_states.h"
+
+#define SLAB_ROW_NUMBER(state, name, is, to, from) SLAB_##state,
+enum slab_state { SLAB_STATE_ROWS(SLAB_ROW_NUMBER) SLAB_STATES };
 
 enum slab_age {
     SLAB_FRESH,
@@ -94,22 +88,27 @@ static inline bool slab_is_stale(const struct slab_status *status)
 }
 
 #define SLAB_BIT(state) (1u << (state))
-#define SLAB_MINORS (SLAB_BIT(SLAB_MINOR) | SLAB_BIT(SLAB_MINOR_FROZEN))
-#define SLAB_UNMAPPEDS                                                                         \
-    (SLAB_BIT(SLAB_UNMAPPED) | SLAB_BIT(SLAB_UNKNOWN) | SLAB_BIT(SLAB_WATCHED_UNMAPPED)        \
-     | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ))
-#define SLAB_WATCHEDS                                                                          \
-    (SLAB_BIT(SLAB_WATCHED) | SLAB_BIT(SLAB_WATCHED_READ) | SLAB_BIT(SLAB_WATCHED_UNMAPPED)    \
-     | SLAB_BIT(SLAB_WATCHED_UNMAPPED_READ))
+
+/* Which states are so: sets of bits. */
+#define SLAB_ROW_UNMAPPED(state, name, is, to, from)                                           \
+    | ((is) & SLAB_IS_UNMAPPED ? SLAB_BIT(SLAB_##state) : 0u)
+#define SLAB_ROW_KEPT(state, name, is, to, from)                                               \
+    | ((is) & SLAB_IS_KEPT ? SLAB_BIT(SLAB_##state) : 0u)
+#define SLAB_ROW_WATCHED(state, name, is, to, from)                                            \
+    | ((is) & SLAB_IS_WATCHED ? SLAB_BIT(SLAB_##state) : 0u)
+#define SLAB_UNMAPPEDS (0u SLAB_STATE_ROWS(SLAB_ROW_UNMAPPED))
+#define SLAB_KEPT (0u SLAB_STATE_ROWS(SLAB_ROW_KEPT))
+#define SLAB_WATCHEDS (0u SLAB_STATE_ROWS(SLAB_ROW_WATCHED))
 
 static inline bool slab_is_one_of(const struct slab_status *status, unsigned states)
 {
     return SLAB_BIT(slab_state(status)) & states;
 }
 
-static inline bool slab_is_minor(const struct slab_status *status)
+/* Only its keeper knows what is mapped, see engine.h. */
+static inline bool slab_is_kept(const struct slab_status *status)
 {
-    return slab_is_one_of(status, SLAB_MINORS);
+    return slab_is_one_of(status, SLAB_KEPT);
 }
 
 /* A load traps there, and is told by the slab's pages. */
@@ -126,7 +125,7 @@ static inline bool slab_is_watched(const struct slab_status *status)
 /* The kernel may load from it, in a system call. */
 static inline bool slab_can_be_loaded_from(const struct slab_status *status)
 {
-    return !slab_is_one_of(status, SLAB_MINORS | SLAB_UNMAPPEDS);
+    return !slab_is_one_of(status, SLAB_KEPT | SLAB_UNMAPPEDS);
 }
 
 #endif

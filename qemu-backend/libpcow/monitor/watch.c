@@ -51,7 +51,7 @@ static int watch_slabs(struct pcow_map *map, uint64_t first, uint64_t end)
 
         /* Who needs a watch does not ask before. */
         __atomic_store_n(&slab->asked, 1, __ATOMIC_SEQ_CST);
-        ret = slab_is_minor(&slab->status) ? layout_map_slab(map, v) : 0;
+        ret = slab_is_kept(&slab->status) ? layout_map_slab(map, v) : 0;
         if (!ret)
             layout_enter(map, v, slab_is_unmapped(&slab->status) ? SLAB_WATCHED_UNMAPPED
                                                                  : SLAB_WATCHED);
@@ -223,7 +223,7 @@ bool pcow_map_is_accessible(const pcow_map *map, uint64_t offset, bool write)
     if (offset >= map->size)
         return false;
     slab = &map->slabs[offset >> SLAB_BITS];
-    if (!minor_was_asked(map, offset >> SLAB_BITS))
+    if (!slab_was_asked(map, offset >> SLAB_BITS))
         return false;
     if (!write)
         return !slab_is_unmapped(&slab->status);

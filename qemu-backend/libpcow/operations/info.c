@@ -87,6 +87,7 @@ void pcow_get_info(const pcow_image *image, struct pcow_info *info)
     info->cluster_size = UINT64_C(1) << image->header.cluster_bits;
     info->generation = word_value(image->header.generation);
     info->incompatible_features = image->header.incompatible_features;
+    info->mirror = image->file.heads > 1;
     info->read_only_compatible_features = image->header.read_only_compatible_features;
     info->compatible_features = image->header.compatible_features;
     info->active_layer = image_active(image);

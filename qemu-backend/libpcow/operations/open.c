@@ -35,7 +35,7 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
         return error_set(error, -EBADMSG,
                          "%s: its length (%llu bytes) is not a multiple of 2 MiB, so it was cut "
                          "short or extended; "
-                         "try pcow-img check -r all",
+                         "see pcow-img check",
                          path, (unsigned long long)image->file.size);
     if (image->file.writable && image->header.read_only_compatible_features & ~FEATURES_KNOWN)
         return error_set(
@@ -46,6 +46,12 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
         return error_set(error, -EROFS,
                          "%s is sealed (a template): make an image on it with pcow-img create -b, "
                          "or unseal it with pcow-img unseal",
+                         path);
+    if (image->file.writable && word_value(image->header.state) & HEADER_AMENDING
+        && !(image->open_flags & OPEN_AMENDING))
+        return error_set(error, -EROFS,
+                         "%s: giving it a mirror of its metadata was interrupted; run pcow-img "
+                         "amend -o mirror=on once more, which finishes it",
                          path);
     record = image_base_record(image);
     /*
@@ -82,9 +88,7 @@ static int load_image(struct pcow_image *image, const char *snapshot, bool is_lo
     if (snapshot) {
         layer = layer_find_name(image, snapshot);
         if (!layer)
-            return error_set(error, -ENOENT,
-                             "%s has no snapshot '%s'; pcow-img snapshot -l lists them",
-                             image->file.path, snapshot);
+            return layer_name_unknown(image, snapshot, error);
         image->view = layer->id;
     }
     image->size = layer_find(image, image->view)->virtual_size;

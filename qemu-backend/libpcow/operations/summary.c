@@ -39,8 +39,8 @@ static int read_at(const struct tables *t, uint64_t offset, void *buffer, size_t
     if (got == (ssize_t)length)
         return 0;
     return got < 0 ? error_set_errno(error, -errno, "cannot read %s", t->name)
-                   : error_set(error, -EBADMSG,
-                               "%s: it ends within its tables; try pcow-img check -r all", t->name);
+                   : error_set(error, -EBADMSG, "%s: it ends within its tables; see pcow-img check",
+                               t->name);
 }
 
 static uint64_t allocated(const struct tables *t)
@@ -106,10 +106,9 @@ static int read_header(struct tables *t, struct pcow_error *error)
     if (ret)
         return ret;
     if (st.st_size % PCOW_SLAB_SIZE || (uint64_t)st.st_size > MAX_FILE_SLABS << SLAB_BITS)
-        return error_set(
-            error, -EBADMSG,
-            "%s: its length (%lld bytes) is not that of an image; try pcow-img check -r all",
-            t->name, (long long)st.st_size);
+        return error_set(error, -EBADMSG,
+                         "%s: its length (%lld bytes) is not that of an image; see pcow-img check",
+                         t->name, (long long)st.st_size);
     t->slabs = (uint64_t)st.st_size >> SLAB_BITS;
     return 0;
 }
@@ -131,10 +130,9 @@ static int read_owners(struct tables *t, struct pcow_error *error)
             struct owner owner = owner_decode(t->owners[p]);
 
             if (!word_is_valid(t->owners[p]))
-                return error_set(
-                    error, -EBADMSG,
-                    "%s: the owner of file slab %llu is damaged; try pcow-img check -r all",
-                    t->name, (unsigned long long)p);
+                return error_set(error, -EBADMSG,
+                                 "%s: the owner of file slab %llu is damaged; see pcow-img check",
+                                 t->name, (unsigned long long)p);
             if (owner.kind == OWNER_TABLE && owner.number && owner.number <= MAX_LAYER_TABLE
                 && !t->table[owner.number])
                 t->table[owner.number] = p;
@@ -167,7 +165,7 @@ static int read_layers(struct tables *t, struct pcow_error *error)
 
     if (!ret && slots > MAX_LAYERS)
         ret = error_set(error, -EBADMSG,
-                        "%s: the header has impossible counts of layers; try pcow-img check -r all",
+                        "%s: the header has impossible counts of layers; see pcow-img check",
                         t->name);
     for (uint64_t slot = 0; slot < slots && ret == 0; slot++) {
         const struct layer_record *record = &records[slot % BATCH];
@@ -177,17 +175,16 @@ static int read_layers(struct tables *t, struct pcow_error *error)
             uint64_t offset = record_offset(t, slot),
                      count = slots - slot < BATCH ? slots - slot : BATCH;
 
-            ret = offset ? read_at(t, offset, records, count * sizeof *records, error)
-                         : error_set(error, -EBADMSG,
-                                     "%s: a table of layers is missing; try pcow-img check -r all",
-                                     t->name);
+            ret = offset
+                      ? read_at(t, offset, records, count * sizeof *records, error)
+                      : error_set(error, -EBADMSG,
+                                  "%s: a table of layers is missing; see pcow-img check", t->name);
             if (ret)
                 break;
         }
         if (!word_is_valid(record->state) || !word_is_valid(record->virtual_size)) {
-            ret = error_set(error, -EBADMSG,
-                            "%s: layer record %llu is damaged; try pcow-img check -r all", t->name,
-                            (unsigned long long)slot);
+            ret = error_set(error, -EBADMSG, "%s: layer record %llu is damaged; see pcow-img check",
+                            t->name, (unsigned long long)slot);
             break;
         }
         state = word_value(record->state);
@@ -204,8 +201,8 @@ static int read_layers(struct tables *t, struct pcow_error *error)
         && (!found || t->virtual_size % PCOW_SLAB_SIZE || t->virtual_size > PCOW_MAX_VIRTUAL_SIZE))
         ret = error_set(
             error, -EBADMSG,
-            "%s: the active layer %llu has no record that can be used; try pcow-img check -r all",
-            t->name, (unsigned long long)active);
+            "%s: the active layer %llu has no record that can be used; see pcow-img check", t->name,
+            (unsigned long long)active);
     return ret;
 }
 

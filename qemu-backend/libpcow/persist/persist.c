@@ -17,7 +17,8 @@
 #endif
 
 #define CACHE_LINE 64u
-#define LARGE_COPY (UINT64_C(16) << 10)   /* from here on the caches are better left alone, in every class */
+/* from here on the caches are better left alone, in every class */
+#define LARGE_COPY (UINT64_C(16) << 10)
 
 #define DEFINE_FLUSH(name, target_attribute, instruction) \
     static target_attribute void name(const void *address, size_t length) \

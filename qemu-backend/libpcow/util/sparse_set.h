@@ -13,7 +13,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#define SPARSE_LEVELS 3u               /* 64^3 words of the highest level would be enough for anything; here it has a few dozen */
+/* 64^3 words of the highest level would be enough for anything; here it has a few dozen */
+#define SPARSE_LEVELS 3u
 
 struct sparse_set {
     uint64_t *level[SPARSE_LEVELS];    /* the lowest first */

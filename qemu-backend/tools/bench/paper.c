@@ -16,8 +16,10 @@
 #define PAPER_FILE "paper"
 #define META_HEADER 64u                        /* cluster_counter and padding (table II) */
 #define ENTRY_SIZE 8u                          /* cow_bitmap, data_cluster_num */
-#define SEGMENT_NUMBER 8u                      /* offset of cur_segment_num in the super cluster (table I) */
-#define SLACK_CLUSTERS 64u                     /* super, meta and snapshot clusters of a preallocated file */
+/* offset of cur_segment_num in the super cluster (table I) */
+#define SEGMENT_NUMBER 8u
+/* super, meta and snapshot clusters of a preallocated file */
+#define SLACK_CLUSTERS 64u
 
 void *paper_map_file(const struct paper *paper, void *address, uint64_t length, uint64_t offset,
                      bool write)

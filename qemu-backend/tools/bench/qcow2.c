@@ -28,7 +28,8 @@
 #define TOP "qcow2-top"
 #define SLACK (UINT64_C(256) << 20)
 #define AT_LEAST 10                            /* times better than qcow2 */
-#define DEEP 16                                /* requests in flight, for IOPS; the paper used as many threads */
+/* requests in flight, for IOPS; the paper used as many threads */
+#define DEEP 16
 #define COMMAND_LENGTH 16384
 
 struct setting {

@@ -27,14 +27,17 @@
 #define BASE "scattered-base.pcow"
 #define RAW_NAME "scattered-raw"
 #define SIZE (UINT64_C(64) << 30)
-#define QUICK_SIZE (UINT64_C(2) << 30)         /* enough for the budget to act with the kernel's default vm.max_map_count */
+/* enough for the budget to act with the kernel's default vm.max_map_count */
+#define QUICK_SIZE (UINT64_C(2) << 30)
 #define CLUSTER PCOW_DEFAULT_CLUSTER_SIZE
 #define CLUSTERS_PER_SLAB (PCOW_SLAB_SIZE / CLUSTER)
 #define PAGES_PER_CLUSTER (CLUSTER / PCOW_PAGE_SIZE)
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))
-#define BATCH 1024u                            /* stores before their slabs are given back: at most 2 GiB */
+/* stores before their slabs are given back: at most 2 GiB */
+#define BATCH 1024u
 #define QUICK_BATCH 64u
-#define LOOK_EVERY 16u                         /* batches; the kernel takes milliseconds to list tens of thousands of mappings */
+/* batches; the kernel takes milliseconds to list tens of thousands of mappings */
+#define LOOK_EVERY 16u
 #define SLACK_BATCHES 2u
 #define SLACK (UINT64_C(512) << 20)
 #define SEED UINT64_C(0x73636174)

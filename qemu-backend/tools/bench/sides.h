@@ -15,7 +15,8 @@
 #define RAW_FILE "raw"
 #define BASE_IMAGE "base.pcow"
 #define TOP_IMAGE "top.pcow"
-#define MARK_WORD 1                            /* index of the 8-byte word that a timed store changes */
+/* index of the 8-byte word that a timed store changes */
+#define MARK_WORD 1
 
 static inline uint64_t page_pattern(uint64_t page)
 {

@@ -20,7 +20,8 @@
 #define TOP "soak.pcow"
 #define MAX_SAVED 4u
 #define MAX_OPERATIONS 4096u                   /* of each thread in a burst */
-#define SMALL_BUDGET_PER_SLAB 3u               /* mappings: so few that slabs have to be made whole */
+/* mappings: so few that slabs have to be made whole */
+#define SMALL_BUDGET_PER_SLAB 3u
 #define SLACK (UINT64_C(512) << 20)
 
 /* A snapshot and what it must hold. */

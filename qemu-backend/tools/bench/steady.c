@@ -19,7 +19,8 @@
 
 #define BATCH 2048u
 #define BATCHES 32u                            /* for each repetition and side */
-#define AT_LEAST 0.98                          /* of raw's speed, and of its share of huge mappings */
+/* of raw's speed, and of its share of huge mappings */
+#define AT_LEAST 0.98
 #define SLACK (UINT64_C(256) << 20)
 #define SEED UINT64_C(0x73746561)
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))

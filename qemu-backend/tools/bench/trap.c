@@ -12,7 +12,8 @@
 #include "sample.h"
 #include "stores.h"
 
-#define SLACK (UINT64_C(128) << 20)            /* tables, and the step by which an image file grows */
+/* tables, and the step by which an image file grows */
+#define SLACK (UINT64_C(128) << 20)
 #define SEED UINT64_C(0x70636f77)
 #define MOST_PREPARED 256u
 #define ENGINES 2u

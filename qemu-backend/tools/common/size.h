@@ -9,11 +9,20 @@
 
 #define SIZE_TEXT_LENGTH 32
 
+enum size_verdict {
+    SIZE_OK,
+    SIZE_NONE,                                 /* not a size */
+    SIZE_SIGNED,                               /* "-5G", "+5G" */
+    SIZE_DECIMAL,                              /* "5GB": 1000 or 1024? */
+    SIZE_TOO_LARGE,                            /* more than 63 bits */
+};
+
 /*
- * "65536", "64k", "1.5G", "0x1000": a number and one of b, k, M, G, T, P, E (powers of 1024, either
- * case). Returns 0, -EINVAL if text is no size, -ERANGE if it does not fit into 63 bits.
+ * "65536", "64k", "1.5G", "2 MiB", "0x1000": a number, in which a part of a byte is cut off, and
+ * B, K, M, G, T, P, E or KiB, MiB, ... (powers of 1024, either case). Python's parser
+ * (pcow_driver/common/units.py) takes the same; tests/unit/data/sizes.txt is the table of both.
  */
-int parse_size(const char *text, uint64_t *size);
+enum size_verdict parse_size(const char *text, uint64_t *size);
 
 /* The next multiple of alignment (a power of two); size must not be near 2^64. */
 uint64_t round_up(uint64_t size, uint64_t alignment);

@@ -11,7 +11,7 @@
 
 struct amend_request {
     const char *format;
-    bool given, copy_on_read, quiet;
+    bool quiet, mirror, copy_on_read, copy_on_read_given;
 };
 
 static int apply_options(char *list, struct amend_request *request, struct pcow_error *error)
@@ -20,14 +20,23 @@ static int apply_options(char *list, struct amend_request *request, struct pcow_
     int more;
 
     while ((more = next_key_value(&list, &key, &value, error)) > 0) {
-        if (strcmp(key, "copy_on_read")) {
-            return fail(error, -EINVAL, "amend option '%s' is not known; there is copy_on_read",
-                        key);
+        if (strcmp(key, "copy_on_read") == 0) {
+            if (!parse_switch(key, value, &request->copy_on_read, error)) {
+                return -EINVAL;
+            }
+            request->copy_on_read_given = true;
+        } else if (strcmp(key, "mirror") == 0) {
+            if (!parse_switch(key, value, &request->mirror, error)) {
+                return -EINVAL;
+            }
+            if (!request->mirror) {
+                return fail(error, -EINVAL, "the mirror of the metadata cannot be taken off; "
+                                            "pcow-img convert -o mirror=off makes a copy without");
+            }
+        } else {
+            return fail(error, -EINVAL,
+                        "amend option '%s' is not known; there are copy_on_read and mirror", key);
         }
-        if (!parse_switch(key, value, &request->copy_on_read, error)) {
-            return -EINVAL;
-        }
-        request->given = true;
     }
     return more;
 }
@@ -35,8 +44,12 @@ static int apply_options(char *list, struct amend_request *request, struct pcow_
 static int amend(const char *path, const struct amend_request *request, struct pcow_error *error)
 {
     pcow_image *image;
-    int r = img_open(path, request->format, PCOW_OPEN_WRITE, NULL, &image, error);
+    int r = request->mirror ? pcow_add_mirror(path, error) : 0;
 
+    if (r || !request->copy_on_read_given) {
+        return r;
+    }
+    r = img_open(path, request->format, PCOW_OPEN_WRITE, NULL, &image, error);
     if (r) {
         return r;
     }
@@ -70,8 +83,8 @@ static int run(int argc, char **argv)
     if (!path) {
         return EXIT_FAILURE;
     }
-    if (!request.given) {
-        report("amend: expecting -o copy_on_read=on or -o copy_on_read=off");
+    if (!request.mirror && !request.copy_on_read_given) {
+        report("amend: expecting -o copy_on_read=on, -o copy_on_read=off or -o mirror=on");
         return EXIT_FAILURE;
     }
     return amend(path, &request, &error) ? report_error(&error) : EXIT_SUCCESS;
@@ -82,6 +95,9 @@ const struct command amend_command = {
     .arguments = "[-q] [-f pcow] -o OPTIONS FILE",
     .summary = "Change an option that an image was created with",
     .help =
+        "  -o mirror=on               give an image of an older version the second copy of its "
+        "metadata, with checksums;\n"
+        "                             what is interrupted is finished by running it again\n"
         "  -o copy_on_read=on|off     have data that a VM reads from older layers copied into the "
         "newest one\n"
         "  -q                         accepted for qemu-img's sake; success prints nothing anyway\n"

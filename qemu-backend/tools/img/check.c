@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,9 +9,9 @@
 #include "command.h"
 #include "image.h"
 #include "json_output.h"
+#include "losses.h"
 #include "options.h"
 #include "report.h"
-#include "size.h"
 
 /* Exit codes, those of qemu-img. */
 enum { CLEAN = 0, NOT_CHECKED = 1, CORRUPTED = 2, LEAKING = 3, UNSUPPORTED = 63 };
@@ -19,7 +20,7 @@ enum repair { REPAIR_NOTHING, REPAIR_LEAKS, REPAIR_ALL };
 
 struct check_request {
     enum repair repair;
-    bool json, quiet, force_share;
+    bool accept_loss, json, quiet, force_share;
     bool data;                                 /* and this is of it */
     struct check_data of_data;
 };
@@ -27,6 +28,7 @@ struct check_request {
 struct finding_list {
     json_object *array;                        /* NULL: print them */
     bool quiet;
+    struct loss_list losses;
 };
 
 static void note_finding(void *opaque, enum pcow_finding_kind kind, const char *message)
@@ -56,19 +58,22 @@ static void note_finding(void *opaque, enum pcow_finding_kind kind, const char *
     }
 }
 
+static void note_loss(void *opaque, const struct pcow_loss *loss)
+{
+    struct finding_list *list = opaque;
+
+    losses_add(&list->losses, loss);
+}
+
 static void print_result(const struct pcow_check_result *result)
 {
     uint64_t corruptions = result->corruptions - result->corruptions_fixed,
              leaks = result->leaks - result->leaks_fixed;
-    char text[SIZE_TEXT_LENGTH];
 
     if (result->corruptions_fixed || result->leaks_fixed) {
         printf("The following inconsistencies were found and repaired:\n\n    %" PRIu64
                " leaked slabs\n    %" PRIu64 " corruptions\n\n",
                result->leaks_fixed, result->corruptions_fixed);
-    }
-    if (result->lost_size) {
-        printf("%s of guest data were lost.\n", format_size(result->lost_size, text));
     }
     if (corruptions) {
         printf("\n%" PRIu64 " errors were found on the image.\n"
@@ -76,8 +81,9 @@ static void print_result(const struct pcow_check_result *result)
                corruptions);
     }
     if (leaks) {
-        printf("\n%" PRIu64 " leaked slabs were found on the image.\n"
-               "This means waste of disk space, but no harm to data.\n", leaks);
+        printf("\n%" PRIu64 " leaked slabs were found on the image.\n%s\n", leaks,
+               result->losses ? "Some of them may be data that nothing refers to any more."
+                              : "This means waste of disk space, but no harm to data.");
     }
     if (!corruptions && !leaks) {
         puts("No errors were found on the image.");
@@ -86,7 +92,7 @@ static void print_result(const struct pcow_check_result *result)
 }
 
 static int print_json(const char *path, const struct pcow_check_result *result,
-                      const struct check_data *data, json_object *findings)
+                      const struct check_data *data, const struct finding_list *list)
 {
     json_object *object = json_object_new_object();
 
@@ -97,13 +103,19 @@ static int print_json(const char *path, const struct pcow_check_result *result,
     json_put_size(object, "corruptions-fixed", result->corruptions_fixed);
     json_put_size(object, "leaks", result->leaks);
     json_put_size(object, "leaks-fixed", result->leaks_fixed);
-    json_put_size(object, "lost-size", result->lost_size);
+    losses_put_json(object, result, list->losses.array);
+    if (result->rescue_suffix[0]) {
+        char rescue[PATH_MAX];
+
+        snprintf(rescue, sizeof(rescue), "%s%s", path, result->rescue_suffix);
+        json_put_text(object, "rescue", rescue);
+    }
     json_put_size(object, "slabs", result->slabs);
     json_put_size(object, "slabs-used", result->slabs_used);
     if (data) {
         check_data_put_json(data, object);
     }
-    json_object_object_add(object, "findings", findings);
+    json_object_object_add(object, "findings", list->array);
     return json_print(object);
 }
 
@@ -115,7 +127,8 @@ static int check_image(const char *path, const struct check_request *request,
                        struct finding_list *list, struct pcow_check_result *result,
                        struct pcow_error *error)
 {
-    unsigned flags = request->force_share ? PCOW_CHECK_FORCE_SHARE : 0;
+    unsigned flags = (request->force_share ? PCOW_CHECK_FORCE_SHARE : 0)
+                     | (request->accept_loss ? PCOW_CHECK_ACCEPT_LOSS : 0);
 
     if (request->repair == REPAIR_LEAKS) {
         struct finding_list unseen = {.quiet = true};
@@ -134,7 +147,18 @@ static int check_image(const char *path, const struct check_request *request,
         flags |= PCOW_CHECK_REPAIR;
     }
     memset(result, 0, sizeof(*result));
-    return pcow_check(path, flags, note_finding, list, result, error);
+    return pcow_check_losses(path, flags, note_finding, note_loss, list, result, error);
+}
+
+static void report_refused(const char *path, const struct check_request *request,
+                           const struct pcow_check_result *result)
+{
+    char text[128];
+
+    report("%s: nothing was repaired: it would lose %s. Keep a copy of the file first, then go on "
+           "with: pcow-img check -r %s --accept-loss %s",
+           path, losses_text(result, text, sizeof(text)),
+           request->repair == REPAIR_ALL ? "all" : "leaks", path);
 }
 
 /*
@@ -168,8 +192,12 @@ static void warn_if_not_opened(const char *path, bool clean, struct finding_list
 
 static int check(const char *path, struct check_request *request)
 {
-    struct finding_list list = {.array = request->json ? json_object_new_array() : NULL,
-                                .quiet = request->quiet};
+    struct finding_list list = {
+        .array = request->json ? json_object_new_array() : NULL,
+        .quiet = request->quiet,
+        .losses = {.array = request->json ? json_object_new_array() : NULL,
+                   .quiet = request->quiet},
+    };
     struct pcow_check_result result = {0};
     struct pcow_error error;
     int r = check_image(path, request, &list, &result, &error);
@@ -181,19 +209,24 @@ static int check(const char *path, struct check_request *request)
     }
     if (r) {
         json_object_put(list.array);
+        json_object_put(list.losses.array);
         report_error(&error);
         return r == -ENOTSUP ? UNSUPPORTED : NOT_CHECKED;
     }
     warn_if_not_opened(path, result.corruptions == result.corruptions_fixed, &list);
     if (request->json) {
-        if (print_json(path, &result, request->data ? &request->of_data : NULL, list.array)) {
+        if (print_json(path, &result, request->data ? &request->of_data : NULL, &list)) {
             return NOT_CHECKED;
         }
     } else if (!request->quiet) {
+        losses_print(path, &list.losses, &result, result.rescue_suffix[0]);
         print_result(&result);
         if (request->data) {
             check_data_print(&request->of_data);
         }
+    }
+    if (result.refused && !request->quiet) {
+        report_refused(path, request, &result);
     }
     if (result.corruptions > result.corruptions_fixed) {
         return CORRUPTED;
@@ -203,9 +236,10 @@ static int check(const char *path, struct check_request *request)
 
 static int run(int argc, char **argv)
 {
-    enum { OUTPUT = 256, DATA, RATE };
+    enum { OUTPUT = 256, ACCEPT_LOSS, DATA, RATE };
     static const struct option names[] = {
         HELP_OPTION,
+        {"accept-loss", no_argument, NULL, ACCEPT_LOSS},
         {"data", no_argument, NULL, DATA},
         {"output", required_argument, NULL, OUTPUT},
         {"rate", required_argument, NULL, RATE},
@@ -230,6 +264,7 @@ static int run(int argc, char **argv)
                 return NOT_CHECKED;
             }
             break;
+        case ACCEPT_LOSS: request.accept_loss = true; break;
         case DATA: request.data = true; break;
         case RATE:
             if (!parse_size_option("rate", optarg, &request.of_data.pace.rate)) {
@@ -252,6 +287,10 @@ static int run(int argc, char **argv)
         report("%s: format '%s' does not support checks; only pcow does", path, format);
         return UNSUPPORTED;
     }
+    if (request.accept_loss && request.repair == REPAIR_NOTHING) {
+        report("check: --accept-loss is for a repair (-r): without it nothing is lost");
+        return NOT_CHECKED;
+    }
     if (request.repair != REPAIR_NOTHING && request.force_share) {
         report("check: -r cannot be used with -U: a repair needs the image for itself");
         return NOT_CHECKED;
@@ -261,13 +300,15 @@ static int run(int argc, char **argv)
 
 const struct command check_command = {
     .name = "check",
-    .arguments = "[-q] [-U] [-f pcow] [--data [--rate BYTES]] [--output human|json] [-r "
-                 "leaks|all] FILE",
+    .arguments = "[-q] [-U] [-f pcow] [--data [--rate BYTES]] [--output human|json] "
+                 "[-r leaks|all [--accept-loss]] FILE",
     .summary = "Look for damage in an image file, and repair it",
     .help = "  --data                     compare all data that has checksums with them\n"
             "  --rate BYTES               look at no more data a second\n"
             "  -r leaks                   give back lost space, if nothing worse is found\n"
-            "  -r all                     repair everything that can be\n"
+            "  -r all                     repair everything that can be, if nothing is lost by it\n"
+            "  --accept-loss              also if something is: what is dropped is kept in "
+            "FILE.rescue\n"
             "  -U, --force-share          take no lock: also while the image is in use (findings "
             "may then be false)\n"
             "  -q                         print nothing\n"

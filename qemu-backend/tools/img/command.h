@@ -16,7 +16,8 @@ struct command {
 
 extern const struct command amend_command, create_command, info_command, map_command, check_command,
     convert_command, snapshot_command, rebase_command, commit_command, resize_command,
-    compare_command, measure_command, checksum_command, probe_command, seal_command, unseal_command, list_command;
+    compare_command, measure_command, checksum_command, probe_command, rescue_command, seal_command,
+    unseal_command, list_command;
 
 /* Prints the help of a command on stream; returns EXIT_SUCCESS. */
 int command_help(const struct command *command, FILE *stream);

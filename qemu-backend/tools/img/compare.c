@@ -179,8 +179,7 @@ static int run(int argc, char **argv)
         default: return CANNOT_OPEN;
         }
     }
-    if (argc - optind != 2) {
-        report("compare: expecting two image file names; see 'pcow-img compare --help'");
+    if (!check_operands(argc, argv, 2, 2, "FILE1 FILE2")) {
         return CANNOT_OPEN;
     }
     for (int i = 0; i < 2; i++) {

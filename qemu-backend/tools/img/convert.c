@@ -47,8 +47,8 @@ static int apply_options(struct convert_request *request, enum image_format form
 
     while ((more = next_key_value(&list, &key, &value, error)) > 0) {
         if (format == FORMAT_PCOW && !strcmp(key, "cluster_size")) {
-            if (parse_size(value, &request->cluster_size)) {
-                return fail(error, -EINVAL, "cluster_size '%s' is not a size", value);
+            if (parse_size_of(key, value, &request->cluster_size, error)) {
+                return -EINVAL;
             }
         } else if (format == FORMAT_PCOW && !strcmp(key, "base_snapshot")) {
             request->base_snapshot = value;
@@ -238,9 +238,7 @@ static int parse(int argc, char **argv, struct convert_request *request, int *st
         default: return -1;
         }
     }
-    if (argc - optind != 2) {
-        report("convert: expecting a source and a destination file name; see 'pcow-img convert "
-               "--help'");
+    if (!check_operands(argc, argv, 2, 2, "SOURCE DESTINATION")) {
         return -1;
     }
     request->source_path = argv[optind];
@@ -269,8 +267,8 @@ const struct command convert_command = {
     .help =
         "  -f FMT                     format of SOURCE: raw, qcow2, pcow, pcow1; may be left out "
         "for *.pcow\n"
-        "  -O FMT                     format of DESTINATION: raw, qcow2, pcow; default: pcow for "
-        "*.pcow, else raw\n"
+        "  -O FMT                     format of DESTINATION: raw, qcow2, pcow; may be left out for "
+        "*.pcow, *.qcow2, *.raw, *.img (raw)\n"
         "  -B BASE                    make a pcow image on this base that holds only what differs "
         "from it\n"
         "  -F FMT                     format of BASE: pcow (default) or pcow1\n"

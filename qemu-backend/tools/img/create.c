@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "command.h"
+#include "format/format.h"
 #include "image.h"
 #include "options.h"
 #include "report.h"
@@ -26,8 +27,8 @@ static int apply_options(char *list, struct create_request *request, struct pcow
             uint64_t *size =
                 key[0] == 's' ? &request->options.virtual_size : &request->options.cluster_size;
 
-            if (parse_size(value, size)) {
-                return fail(error, -EINVAL, "%s '%s' is not a size", key, value);
+            if (parse_size_of(key, value, size, error)) {
+                return -EINVAL;
             }
         } else if (!strcmp(key, "base_snapshot")) {
             request->options.base_snapshot = value;
@@ -35,6 +36,13 @@ static int apply_options(char *list, struct create_request *request, struct pcow
             if (!parse_switch(key, value, &request->options.copy_on_read, error)) {
                 return -EINVAL;
             }
+        } else if (!strcmp(key, "mirror")) {
+            bool mirror;
+
+            if (!parse_switch(key, value, &mirror, error)) {
+                return -EINVAL;
+            }
+            request->options.no_mirror = !mirror;
         } else if (!strcmp(key, "backing_file")) {
             request->base = value;
         } else if (!strcmp(key, "backing_fmt")) {
@@ -43,7 +51,7 @@ static int apply_options(char *list, struct create_request *request, struct pcow
             return fail(
                 error, -EINVAL,
                 "create option '%s' is not known; there are size, cluster_size, base_snapshot, "
-                "copy_on_read, backing_file and backing_fmt",
+                "copy_on_read, mirror, backing_file and backing_fmt",
                 key);
         }
     }
@@ -88,6 +96,12 @@ static int create_image(const char *path, struct create_request *request, struct
             error, -EINVAL,
             "format '%s' cannot be created here; pcow-img creates pcow, qemu-img the others",
             request->format);
+    }
+    if (!request->format && !is_called_pcow(path)) {
+        return fail(error, -EINVAL,
+                    "%s: QEMU takes no file for a pcow image that is not called *.pcow: name it "
+                    "so, or say -f pcow; qemu-img creates other formats",
+                    path);
     }
     r = check_base_format(request->base_format, error);
     if (r) {
@@ -138,8 +152,7 @@ static int run(int argc, char **argv)
         default: return EXIT_FAILURE;
         }
     }
-    if (optind >= argc || argc - optind > 2) {
-        report("create: expecting an image file name and a size; see 'pcow-img create --help'");
+    if (!check_operands(argc, argv, 1, 2, "FILE SIZE")) {
         return EXIT_FAILURE;
     }
     if (argc - optind == 2) {
@@ -165,7 +178,8 @@ const struct command create_command = {
     .arguments = "[-q] [-f pcow] [-b BASE [-F FMT]] [-u] [-o OPTIONS] FILE [SIZE]",
     .summary = "Make a new image, empty or on a base",
     .help = "  -q                         print nothing on success\n"
-            "  -f pcow                    the format (there is no other)\n"
+            "  -f pcow                    the format (there is no other); needed if FILE is not called "
+            "*.pcow\n"
             "  -b BASE                    stand on this image, in the directory of FILE\n"
             "  -F FMT                     format of BASE: pcow (default) or pcow1\n"
             "  -u                         do not look at BASE; needs SIZE\n"
@@ -173,6 +187,8 @@ const struct command create_command = {
             "  -o base_snapshot=NAME      stand on this snapshot of BASE\n"
             "  -o copy_on_read=on|off     have data that a VM reads from older layers copied into "
             "the newest one\n"
+            "  -o mirror=on|off           keep a second copy of the metadata, with checksums "
+            "(default: on)\n"
             "  SIZE                       default: that of BASE; rounded up to 2 MiB\n",
     .run = run,
 };

@@ -2,12 +2,10 @@
 #include "image.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "report.h"
-#include "size.h"
 
 int img_open(const char *path, const char *format, unsigned flags, const char *snapshot,
              pcow_image **image, struct pcow_error *error)
@@ -72,24 +70,4 @@ bool parse_switch(const char *key, const char *value, bool *on, struct pcow_erro
         return false;
     }
     return true;
-}
-
-int round_virtual_size(uint64_t *size, bool quiet, struct pcow_error *error)
-{
-    uint64_t rounded;
-
-    if (*size == 0 || *size > PCOW_MAX_VIRTUAL_SIZE) {
-        return fail(error, -EINVAL,
-                    "image size %" PRIu64
-                    " is out of range: it must be at least 1 byte and at most "
-                    "%" PRIu64 " (16T)",
-                    *size, PCOW_MAX_VIRTUAL_SIZE);
-    }
-    rounded = round_up(*size, PCOW_SLAB_SIZE);
-    if (rounded != *size && !quiet) {
-        report("note: image size %" PRIu64 " rounded up to %" PRIu64 ", a multiple of 2 MiB", *size,
-               rounded);
-    }
-    *size = rounded;
-    return 0;
 }

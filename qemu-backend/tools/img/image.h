@@ -29,10 +29,4 @@ int check_base_format(const char *format, struct pcow_error *error);
 /* "on" or "off"; false with *error set for anything else. */
 bool parse_switch(const char *key, const char *value, bool *on, struct pcow_error *error);
 
-/*
- * Round a virtual size up to the unit of pcow and say so, unless quiet.
- * -EINVAL: zero or above the limit.
- */
-int round_virtual_size(uint64_t *size, bool quiet, struct pcow_error *error);
-
 #endif

@@ -74,6 +74,7 @@ static void put_format_specific(json_object *object, const struct pcow_info *inf
     json_put_text(data, "uuid", format_uuid(info->uuid, uuid));
     json_put_size(data, "generation", info->generation);
     json_put_bool(data, "sealed", info->sealed);
+    json_put_bool(data, "mirror", info->mirror);
     json_put_bool(data, "checksums", info->checksums);
     json_put_bool(data, "copy-on-read", info->copy_on_read);
     json_put_size(data, "data-size", info->data_size);
@@ -178,6 +179,7 @@ static int print_info(pcow_image *image, struct pcow_error *error)
         printf("    uuid: %s\n", format_uuid(info.uuid, uuid));
         printf("    generation: %" PRIu64 "\n    sealed: %s\n", info.generation,
                !info.sealed ? "false" : info.checksums ? "true, with checksums" : "true");
+        printf("    mirror of the metadata: %s\n", info.mirror ? "true" : "false");
     }
     if (info.copy_on_read) {
         puts("    copy on read: true");

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -265,8 +266,7 @@ static int run(int argc, char **argv)
         default: return EXIT_FAILURE;
         }
     }
-    if (optind >= argc) {
-        report("list: expecting a directory; usage: pcow-img list %s", list_command.arguments);
+    if (!check_operands(argc, argv, 1, INT_MAX, "DIRECTORY")) {
         return EXIT_FAILURE;
     }
     return list_directory(&wanted, argv[optind], cache, argv + optind + 1);

@@ -5,12 +5,14 @@
 
 #include "command.h"
 #include "interrupt.h"
+#include "options.h"
 #include "report.h"
 
 static const struct command *const commands[] = {
-    &amend_command,    &check_command,   &checksum_command, &commit_command, &compare_command,
-    &convert_command,  &create_command,  &info_command,     &list_command,   &map_command,
-    &measure_command,  &probe_command,   &rebase_command,   &resize_command, &seal_command,
+    &amend_command,    &check_command,  &checksum_command, &commit_command, &compare_command,
+    &convert_command,  &create_command, &info_command,     &list_command,   &map_command,
+    &measure_command,  &probe_command,  &rebase_command,   &rescue_command, &resize_command,
+    &seal_command,
     &snapshot_command, &unseal_command,
 };
 
@@ -25,14 +27,19 @@ int command_help(const struct command *command, FILE *stream)
 
 const char *only_operand(const struct command *command, int argc, char **argv)
 {
-    extern int optind;
+    (void)command;
+    return check_operands(argc, argv, 1, 1, "FILE") ? argv[optind] : NULL;
+}
 
-    if (optind != argc - 1) {
-        report("%s: expecting one image file name; usage: pcow-img %s %s", command->name,
-               command->name, command->arguments);
-        return NULL;
+static int unknown(const char *name)
+{
+    const char *names[sizeof(commands) / sizeof(commands[0]) + 1] = {NULL};
+
+    for (size_t i = 0; i < command_count; i++) {
+        names[i] = commands[i]->name;
     }
-    return argv[optind];
+    report_unknown("command", name, names, "'pcow-img --help'");
+    return EXIT_FAILURE;
 }
 
 static int help(void)
@@ -45,7 +52,8 @@ static int help(void)
     puts("\n'pcow-img COMMAND --help' shows the options of a command.\n"
          "Formats: pcow (format 2), pcow1 (format 1, read-only), raw, qcow2. A format is never "
          "guessed from content.\n"
-         "Sizes: a number of bytes, or with k, M, G, T, P, E for powers of 1024.");
+         "Sizes: a number of bytes, or one with K, M, G, T, P, E, which count in 1024 "
+         "(1.5G, 2 MiB).");
     return EXIT_SUCCESS;
 }
 
@@ -78,6 +86,5 @@ int main(int argc, char **argv)
         }
         return interrupt_obey(commands[i]->run(argc - 1, argv + 1));
     }
-    report("command '%s' is not known; see 'pcow-img --help'", name);
-    return EXIT_FAILURE;
+    return unknown(name);
 }

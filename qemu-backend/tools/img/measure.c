@@ -105,8 +105,10 @@ static int apply_options(struct measure_request *request, struct pcow_error *err
             return fail(error, -EINVAL, "measure option '%s' is not known; there is cluster_size",
                         key);
         }
-        if (parse_size(value, &request->cluster_size)
-            || request->cluster_size < PCOW_MIN_CLUSTER_SIZE
+        if (parse_size_of(key, value, &request->cluster_size, error)) {
+            return -EINVAL;
+        }
+        if (request->cluster_size < PCOW_MIN_CLUSTER_SIZE
             || request->cluster_size > PCOW_MAX_CLUSTER_SIZE
             || (request->cluster_size & (request->cluster_size - 1))) {
             return fail(error, -EINVAL, "cluster_size '%s' is not a power of two from 4k to 2M",

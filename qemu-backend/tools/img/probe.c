@@ -41,9 +41,7 @@ static int run(int argc, char **argv)
         default: return EXIT_FAILURE;
         }
     }
-    if (optind != argc - 1) {
-        report("probe: expecting one directory or file; usage: pcow-img probe %s",
-               probe_command.arguments);
+    if (!check_operands(argc, argv, 1, 1, "DIRECTORY")) {
         return EXIT_FAILURE;
     }
     if (pcow_probe_persistence(argv[optind], &persistence, &error)) {

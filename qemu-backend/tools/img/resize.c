@@ -79,7 +79,7 @@ static int run(int argc, char **argv)
     int option;
 
     if (argc < 2 || !strcmp(size, "-h") || !strcmp(size, "--help")) {
-        return argc < 2 ? (report("resize: expecting an image file name and a size"), EXIT_FAILURE)
+        return argc < 2 ? (check_operands(argc, argv, 2, 2, "FILE SIZE"), EXIT_FAILURE)
                         : command_help(&resize_command, stdout);
     }
     /* the size comes last and is taken away first: "-1G" is not an option */
@@ -92,8 +92,7 @@ static int run(int argc, char **argv)
         default: return EXIT_FAILURE;
         }
     }
-    if (optind != argc - 2) {
-        report("resize: expecting an image file name and a size; see 'pcow-img resize --help'");
+    if (!check_operands(argc, argv, 2, 2, "FILE SIZE")) {
         return EXIT_FAILURE;
     }
     if (!parse_new_size(size, &request)) {

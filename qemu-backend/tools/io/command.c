@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "options.h"
 #include "report.h"
 
 #define MAX_WORDS 32
+#define MAX_COMMANDS 64
 
 static bool run_help(struct session *session, const struct command *command, int argc, char **argv);
 static bool run_quit(struct session *session, const struct command *command, int argc, char **argv);
@@ -22,6 +24,19 @@ static const struct command own_commands[] = {
 static const struct command *const tables[] = {transfer_commands, query_commands, snapshot_commands,
                                                own_commands};
 
+static void report_missing(const char *name)
+{
+    const char *names[MAX_COMMANDS + 1] = {NULL};
+    size_t count = 0;
+
+    for (size_t t = 0; t < sizeof(tables) / sizeof(tables[0]); t++) {
+        for (const struct command *c = tables[t]; c->name && count < MAX_COMMANDS; c++) {
+            names[count++] = c->name;
+        }
+    }
+    report_unknown("command", name, names, "'help'");
+}
+
 static const struct command *find(const char *name)
 {
     for (size_t t = 0; t < sizeof(tables) / sizeof(tables[0]); t++) {
@@ -31,7 +46,7 @@ static const struct command *find(const char *name)
             }
         }
     }
-    report("command \"%s\" not found; 'help' lists them", name);
+    report_missing(name);
     return NULL;
 }
 

@@ -118,6 +118,9 @@ static bool run_resize(struct session *session, const struct command *command, i
     if (!parse_size_option("image size", argv[optind], &size)) {
         return false;
     }
+    if (round_virtual_size(&size, false, &error)) {
+        return command_failed(command, &error);
+    }
     session_unmap(session);
     r = session->unfinished ? check_no_revert(session->image, &error) : 0;
     r = r ? r : pcow_resize(session->image, size, shrink, &error);

@@ -48,7 +48,8 @@ struct expectation {
     uint64_t image_generation;                 /* at its beginning */
 };
 
-#define STATE_EDGE 1024u                       /* words of VM state at its beginning and at its end; between them nothing is stored */
+/* words of VM state at its beginning and at its end; between them nothing is stored */
+#define STATE_EDGE 1024u
 
 void page_fill(uint64_t *words, uint64_t page, uint16_t generation);
 void state_fill(uint64_t *words, size_t count, uint16_t generation);

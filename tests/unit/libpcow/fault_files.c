@@ -146,7 +146,11 @@ static int run_repair(struct crash *c, struct pcow_error *error)
 {
     struct pcow_check_result result;
 
-    return check_file(c->top, PCOW_CHECK_REPAIR, &c->recorder.observer, NULL, NULL, &result, error);
+    return check_file(&(struct check_request){.path = c->top,
+                                              .flags = PCOW_CHECK_REPAIR,
+                                              .result = &result,
+                                              .error = error,
+                                              .observer = &c->recorder.observer});
 }
 
 static void verify_nothing(struct crash *c, const char *where)

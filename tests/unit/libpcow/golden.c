@@ -110,11 +110,14 @@ static void tell_finding(void *opaque, enum pcow_finding_kind kind, const char *
 static struct pcow_check_result tell_check(FILE *out, const char *directory, const char *path,
                                            unsigned flags, const char *what)
 {
+    static const char *const certainty[] = {"", "at most ", "about "};
     struct telling telling = {out, directory};
     struct pcow_check_result result;
     struct pcow_error error;
 
     fprintf(out, "%s:\n", what);
+    if (flags & PCOW_CHECK_REPAIR)
+        flags |= PCOW_CHECK_ACCEPT_LOSS;
     if (pcow_check(path, flags, tell_finding, &telling, &result, &error)) {
         fprintf(out, "  cannot be checked: ");
         tell_message(out, directory, error.message);
@@ -123,9 +126,9 @@ static struct pcow_check_result tell_check(FILE *out, const char *directory, con
     }
     fprintf(out,
             "  %" PRIu64 " corruptions (%" PRIu64 " fixed), %" PRIu64 " leaks (%" PRIu64
-            " fixed), %" PRIu64 " bytes lost\n",
+            " fixed), %s%" PRIu64 " bytes in %" PRIu64 " ranges lost\n",
             result.corruptions, result.corruptions_fixed, result.leaks, result.leaks_fixed,
-            result.lost_size);
+            certainty[result.lost_certainty], result.lost_size, result.losses);
     return result;
 }
 

@@ -305,6 +305,9 @@ const char *recorder_describe(const struct entry *entry)
     default:
         break;
     }
+    /* The images of these tests have a mirror. */
+    if (slab % SLABS_PER_GROUP == 1)
+        return at / PCOW_PAGE_SIZE == CHECKSUMS_PAGE ? "checksum" : "mirror";
     if (slab % SLABS_PER_GROUP)
         return "data";
     if (slab == 0 && at >= 512 && at < 560)

@@ -22,7 +22,8 @@
 #define FILLED 24u                     /* slabs that the guest fills */
 #define SPARSE 24u                     /* and of which it stores to one page each */
 #define SIZE ((FILLED + SPARSE) * SLAB)
-#define WRONG 7u                       /* slabs that may be brought in whole before it is seen that the guest has changed its ways */
+/* slabs that may be brought in whole before it is seen that the guest has changed its ways */
+#define WRONG 7u
 
 static struct pcow_map_stats stats_of(pcow_map *map)
 {
@@ -358,9 +359,11 @@ static void test_what_cannot_be_given_back(void **state)
 
 /* ---- who waits for the thread ---------------------------------------------------------------- */
 
-#define MANY 800u                      /* slabs of a page each; giving one back takes a millisecond at least */
+/* slabs of a page each; giving one back takes a millisecond at least */
+#define MANY 800u
 #define SNAPSHOTS 8u
-#define ONE_STEP 8u                    /* slabs that the thread gives back before others may have a turn */
+/* slabs that the thread gives back before others may have a turn */
+#define ONE_STEP 8u
 
 struct slow {
     struct observer observer;

@@ -19,7 +19,8 @@
 #include "persist/observer.h"
 
 #define SIZE (64 * MIB)
-#define HELD (48 * MIB)                /* by the base; nothing holds more of the rest than top.pcow does */
+/* by the base; nothing holds more of the rest than top.pcow does */
+#define HELD (48 * MIB)
 #define WHOLE (8 * MIB)                /* one slab from here on lies in one piece */
 #define STEP (128 * KIB)               /* from one cluster of top.pcow to the next */
 #define BUDGET 100u

@@ -55,7 +55,8 @@ static void test_base_chain(void **state)
     must_be_clean(scratch("overlay.pcow"));
 }
 
-#define FIRST 1024u                    /* page of the third slab, which "short.v1" ends in the middle of */
+/* page of the third slab, which "short.v1" ends in the middle of */
+#define FIRST 1024u
 #define END (5 * 256u)                 /* of that file */
 
 /*

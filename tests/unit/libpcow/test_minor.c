@@ -276,7 +276,7 @@ static void test_snapshots(void **state)
         assert_int_equal(memory[2 * CLUSTER + 3], 1);
         /* A system call that has asked: of a frozen one. */
         MUST(pcow_map_resolve(map, 3 * PCOW_SLAB_SIZE, PCOW_SLAB_SIZE, false, &error));
-        assert_false(slab_is_minor(&map->slabs[3].status));
+        assert_false(slab_is_kept(&map->slabs[3].status));
         begin_slab(map, 6);
         MUST(pcow_snapshot_revert(image, "one", &error));
         for (unsigned slab = 0; slab < SLABS; slab++)
@@ -429,7 +429,7 @@ static void test_prepared_pages_go(void **state)
     pcow_map *map;
 
     MUST(pcow_map_create(image, &options, &map, &error));
-    if (map->engine != PCOW_ENGINE_MINOR)
+    if (map->engine->number != PCOW_ENGINE_MINOR)
         skip();
     memory = pcow_map_address(map);
     for (unsigned i = 0; i < 1000 && prepared_count(image) == 0; i++)
@@ -466,7 +466,7 @@ static void test_what_has_none(void **state)
     MUST(pcow_map_create(image, &options, &map, &error));
     pcow_map_get_stats(map, &stats);
     assert_int_equal(stats.engine, PCOW_ENGINE_SIGNAL);
-    assert_int_equal(map->minor.fd, -1);
+    assert_null(map->of_engine);
     pcow_map_destroy(map);
     pcow_close(image);
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "monitor/engine_minor.h"
 #include "operations/operations.h"
 #include "persist/observer.h"
 
@@ -84,7 +85,7 @@ static bool open_world(void)
     MUST(image_open(scratch("top.pcow"), PCOW_OPEN_WRITE, NULL, &world.observer, &world.image,
                     &error));
     MUST(pcow_map_create(world.image, &options, &world.map, &error));
-    minor = world.map->engine == PCOW_ENGINE_MINOR;
+    minor = world.map->engine->number == PCOW_ENGINE_MINOR;
     world.memory = pcow_map_address(world.map);
     if (!minor) {
         pcow_map_destroy(world.map);
@@ -255,6 +256,7 @@ static void test_asked_for_and_unmapped(void **state)
 /* A program that has its stores served tells of some that would not have trapped. */
 static void test_traps_that_are_none(void **state)
 {
+    const struct minor *minor;
     uint64_t asked;
     int gain;
 
@@ -262,11 +264,12 @@ static void test_traps_that_are_none(void **state)
     if (!open_world())
         skip();
     begin_slab(world.map, 0);
-    gain = world.map->minor.gain;
+    minor = world.map->of_engine;
+    gain = minor->gain;
     asked = world.map->asked;
     for (unsigned i = 0; i < 100; i++)
         assert_int_equal(pcow_map_trap(world.map, 5 * CLUSTER, true), 0);
-    assert_true(world.map->minor.gain <= gain + 1);
+    assert_true(minor->gain <= gain + 1);
     assert_int_equal(world.map->asked, asked + 100);
     for (unsigned i = 0; i < 100; i++)
         MUST(pcow_map_prepare(world.map, 5 * CLUSTER, 1, true, &error));

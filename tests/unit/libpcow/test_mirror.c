@@ -52,9 +52,8 @@ static void store(pcow_image *image, unsigned view, unsigned slab)
 }
 
 /* Two pages of owner words, two of layer records, ten of bitmaps. */
-static void make_image(void)
+static void fill_image(pcow_image *image)
 {
-    pcow_image *image = must_create(IMAGE, SIZE, 4 * KIB, NULL);
     char name[16];
 
     for (unsigned slab = 0; slab < SLABS / 2; slab++)
@@ -73,6 +72,11 @@ static void make_image(void)
     }
     pcow_close(image);
     read_pages(pristine);
+}
+
+static void make_image(void)
+{
+    fill_image(must_create(IMAGE, SIZE, 4 * KIB, NULL));
 }
 
 static void expect_view(const char *name, const uint8_t *expected)
@@ -223,6 +227,114 @@ static void test_damage_of_each_page(void **state)
     unlink(IMAGE);
 }
 
+/* ---- the same damage of an image without a mirror: a table for the documentation ------------- */
+
+struct row {
+    const char *structure;
+    unsigned tried, harmless, unseen, repaired, told, untold;
+};
+
+/* Does each view read what it should? */
+static bool content_is_right(void)
+{
+    for (unsigned view = 0; view <= SNAPSHOTS; view++) {
+        uint8_t content[PAGE];
+        pcow_image *image;
+        char name[16];
+        bool right = true;
+
+        snprintf(name, sizeof name, "s%u", view);
+        if (pcow_open(IMAGE, 0, view < SNAPSHOTS ? name : NULL, &image, NULL))
+            return false;
+        for (unsigned slab = 0; slab < SLABS && right; slab++)
+            right = pcow_read(image, slab * PCOW_SLAB_SIZE, content, sizeof content, NULL) == 0
+                    && content[0] == model[view][slab] && content[PAGE - 1] == model[view][slab];
+        pcow_close(image);
+        if (!right)
+            return false;
+    }
+    return true;
+}
+
+static void count_damage(struct row *row, const char *saved)
+{
+    struct pcow_check_result result = check(0);
+    bool found = result.corruptions || result.leaks, lost;
+    char command[1200];
+
+    row->tried++;
+    if (!found) {
+        *(content_is_right() ? &row->harmless : &row->unseen) += 1;
+        return;
+    }
+    lost = result.losses;
+    check(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS);
+    if (content_is_right())
+        row->repaired++;
+    else
+        *(lost ? &row->told : &row->untold) += 1;
+    unlink(scratch("image.pcow.rescue"));
+    snprintf(command, sizeof command, "cp --sparse=always %s %s", saved, IMAGE);
+    assert_int_equal(system(command), 0);
+}
+
+static struct row *row_of(struct row rows[5], unsigned page)
+{
+    uint64_t offset = (uint64_t)page * PAGE;
+
+    return &rows[offset >= BITMAP_OFFSET        ? 4
+                 : offset >= LAYER_TABLE_OFFSET ? 3
+                 : offset >= SLAB_TABLE_OFFSET  ? 2
+                                                : page];
+}
+
+static void print_damage_of(const char *what, bool mirror)
+{
+    struct row rows[5] = {{.structure = "header"},
+                          {.structure = "copy of the header"},
+                          {.structure = "slab table"},
+                          {.structure = "layer records"},
+                          {.structure = "page bitmaps"}};
+    char command[1200], saved[600];
+    uint64_t seed = 7;
+
+    snprintf(saved, sizeof saved, "%s", scratch("saved"));
+    unlink(IMAGE);
+    fill_image(mirror ? must_create(IMAGE, SIZE, 4 * KIB, NULL)
+                      : must_create_without_mirror(IMAGE, SIZE));
+    snprintf(command, sizeof command, "cp --sparse=always %s %s", IMAGE, saved);
+    assert_int_equal(system(command), 0);
+    print_message("%s\n  %-20s %6s %9s %7s %9s %10s %12s\n", what, "4 KiB of", "tried", "harmless",
+                  "unseen", "repaired", "lost, told", "lost, untold");
+    for (unsigned page = 0; page < METADATA_PAGES; page++)
+        for (enum damage damage = 0; damage < DAMAGES; damage++) {
+            uint8_t content[PAGE];
+
+            if (!metadata_page_counts(page) || is_empty(page)
+                || !make_damage(damage, page, content, &seed))
+                continue;
+            write_page(page, content);
+            count_damage(row_of(rows, page), saved);
+            write_page(page, pristine[page]);
+        }
+    for (unsigned i = 0; i < 5; i++) {
+        print_message("  %-20s %6u %9u %7u %9u %10u %12u\n", rows[i].structure, rows[i].tried,
+                      rows[i].harmless, rows[i].unseen, rows[i].repaired, rows[i].told,
+                      rows[i].untold);
+        if (mirror)
+            assert_int_equal(rows[i].tried, rows[i].repaired);
+    }
+    unlink(saved);
+    unlink(IMAGE);
+}
+
+static void test_table(void **state)
+{
+    (void)state;
+    print_damage_of("without a mirror", false);
+    print_damage_of("with one", true);
+}
+
 static void test_what_it_held_is_told(void **state)
 {
     static const uint8_t zeros[PAGE];
@@ -368,7 +480,8 @@ static void test_image_without(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_damage_of_each_page), TEST(test_what_it_held_is_told),
+        TEST(test_damage_of_each_page), TEST(test_table),
+        TEST(test_what_it_held_is_told),
         TEST(test_page_and_mirror),     TEST(test_killed_writer),
         TEST(test_beside_a_writer),     TEST(test_mark_of_another_process),
         TEST(test_image_without),

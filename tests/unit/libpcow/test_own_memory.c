@@ -13,7 +13,8 @@
 
 #define CLUSTER (64 * KIB)
 #define SIZE (256 * MIB)
-#define IDLE_TRIES 300u                /* of 100 ms: after five seconds without a trap the thread gives back what it needs no more */
+/* of 100 ms: after five seconds without a trap the thread gives back what it needs no more */
+#define IDLE_TRIES 300u
 
 static uint64_t page_table_bytes(void)
 {

@@ -442,7 +442,9 @@ static int hold_up(struct observer *observer, const struct observation *seen)
     (void)observer;
     if (!pthread_equal(late.waiter, pthread_self()))
         return 0;
-    if (seen->what == OBSERVED_ALLOCATE)
+    /* Both: without the second it came by itself, where others had grown the file meanwhile. */
+    if (seen->what == OBSERVED_ALLOCATE
+        || (seen->what == OBSERVED_WRITE && seen->length == PCOW_PAGE_SIZE))
         return -ENOSPC;
     if (seen->what == OBSERVED_COPY && seen->length == PCOW_PAGE_SIZE) {
         late.copied = true;

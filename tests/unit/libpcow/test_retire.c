@@ -21,7 +21,8 @@
 #define PARTLY 14u                     /* every other page of it is own */
 #define ABSENT 15u
 #define UNUSED 16u                     /* own, but the guest does not touch it but for one byte */
-#define MOVED 14u                      /* slabs: 0 to 9 lie one after the other in the file, 10 to 13 do not */
+/* slabs: 0 to 9 lie one after the other in the file, 10 to 13 do not */
+#define MOVED 14u
 
 static struct {
     _Atomic bool armed;

@@ -12,7 +12,8 @@
 #include <string.h>
 
 #define MAX_KINDS 128u
-#define ALL_STEPS 50u                          /* more combinations for a bug that a sample does not show */
+/* more combinations for a bug that a sample does not show */
+#define ALL_STEPS 50u
 
 /*
  * What became of the bugs of one kind: the place of the flush that was dropped, or of the updates
@@ -108,6 +109,14 @@ static const struct {
     {"swapped: state of record, state_size of record", "a hidden layer has no VM state", true},
     {"swapped: state_size of record, ", "a hidden layer has no VM state", false},
     {"swapped: state, copy of the header", "only check -r reads the copy", false},
+    {"dropped: checksum",
+     "another flush of the same line or page comes before the page is stored to, or the page is "
+     "stored to for the first time and is empty in its mirror as well",
+     true},
+    {"dropped: mirror", "class page-cache: the flush of all that follows covers it", false},
+    {"swapped: checksum, ", "the page, or its checksum, is what it was before in either order",
+     true},
+    {"swapped: mirror, ", "the page is stale still", false},
     {"swapped: base_slot, copy of the header", "only check -r reads the copy", false},
     {"swapped: copy of the header, ", "only check -r reads the copy", false},
 };

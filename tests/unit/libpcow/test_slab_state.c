@@ -95,8 +95,8 @@ static void test_groups(void **state)
 
         /* Who may load without a trap needs neither. */
         assert_int_equal(slab_can_be_loaded_from(&status),
-                         !slab_is_minor(&status) && !slab_is_unmapped(&status));
-        assert_false(slab_is_minor(&status)
+                         !slab_is_kept(&status) && !slab_is_unmapped(&status));
+        assert_false(slab_is_kept(&status)
                      && (slab_is_unmapped(&status) || slab_is_watched(&status)));
         /* Who may load without a trap is told before anything goes. */
         assert_int_equal(slab_state_may_follow((enum slab_state)i, SLAB_UNKNOWN),

@@ -14,6 +14,7 @@
 
 #include "chain/chain.h"
 #include "chain/reclaim.h"
+#include "monitor/engine_minor.h"
 #include "monitor/monitor.h"
 
 #define SLABS 8u
@@ -106,12 +107,16 @@ enum way {
 static void make_half_own(pcow_map *map, enum way way)
 {
     unsigned char *memory = pcow_map_address(map);
+    struct minor *minor;
 
     switch (way) {
     case SCATTERED:
         /* Of engine minor such slabs were worth nothing, and the next one is not tried. */
-        map->minor.gain = -100;
-        map->minor.tries = 1;
+        minor = map->of_engine;
+        if (minor) {
+            minor->gain = -100;
+            minor->tries = 1;
+        }
         map->vma_budget = map->vmas + 1;
         memory[7 * 4096] = 0x33;
         break;
@@ -141,7 +146,7 @@ static void test_half_own(void **state)
             memory = pcow_map_address(map);
             fill_but(FREE_PAGES);
             make_half_own(map, way);
-            if (map->engine == engine && (way == BY_THE_THREAD || engine == PCOW_ENGINE_MINOR))
+            if (map->engine->number == engine && (way == BY_THE_THREAD || engine == PCOW_ENGINE_MINOR))
                 assert_true(stale_pages(map, 0) > 0 || way == ON_A_TRAP);
             assert_true(stale_pages(map, 0) == 0 || slab_is_stale(&map->slabs[0].status));
             assert_int_equal(truncate(path_in_pool("filler"), 0), 0);

@@ -15,7 +15,8 @@
 
 #include "monitor/monitor.h"
 
-#define BASE_SIZE (8 * MIB)            /* the base; the image on it is twice as large, so half of it is absent memory */
+/* the base; the image on it is twice as large, so half of it is absent memory */
+#define BASE_SIZE (8 * MIB)
 #define SIZE (2 * BASE_SIZE)
 #define FILL 0x5a
 

@@ -231,9 +231,11 @@ static uint64_t number_from(const char *variable, uint64_t standard)
     return text ? strtoull(text, NULL, 0) : standard;
 }
 
-#define CODE_AREA (UINT64_C(0x20000000000))    /* the code lies in the middle of 64 MiB without access: targets relative to it */
+/* the code lies in the middle of 64 MiB without access: targets relative to it */
+#define CODE_AREA (UINT64_C(0x20000000000))
 #define CODE_AREA_SIZE (UINT64_C(64) << 20)
-#define POINTERS (UINT64_C(0x10010000000))     /* nothing is mapped here, nor at the low half of these addresses */
+/* nothing is mapped here, nor at the low half of these addresses */
+#define POINTERS (UINT64_C(0x10010000000))
 
 static struct trial {
     uint64_t gpr[X86_GPRS];

@@ -55,7 +55,7 @@ class PackageTest(base.TestCase):
             command = getattr(__import__(module, fromlist=[name]), name)
             self.assertTrue(command.__doc__)
             loaded.add(module)
-        helpers = {'__init__', 'app', 'common'}
+        helpers = {'__init__', 'app', 'common', 'hints'}
         modules = {
             path.stem for path in Path(pcow_driver.__file__).parent.joinpath('cli').glob('*.py')
         } - helpers

@@ -17,7 +17,8 @@
 
 #define PAGE 4096ul
 #define SLAB (2ul << 20)
-#define DATA_OFFSET SLAB                        /* of the image: in front of it lies the info block of the DAX device */
+/* of the image: in front of it lies the info block of the DAX device */
+#define DATA_OFFSET SLAB
 #define MAX_THREADS 16
 
 /* Where the content of a page comes from; each is above the one before. */

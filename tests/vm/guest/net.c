@@ -27,7 +27,8 @@
 #define SHORTEST 46ul
 #define LONGEST 1500ul
 #define WORDS (LONGEST / 8 + 1)
-#define STOP_MILLISECONDS 20                   /* after which the thread looks whether it has to end */
+/* after which the thread looks whether it has to end */
+#define STOP_MILLISECONDS 20
 
 enum kind { REQUEST, ANSWER };
 

@@ -15,7 +15,8 @@
 #include <linux/vm_sockets.h>
 
 #define CHUNK 65536ul
-#define STOP_MILLISECONDS 20                   /* after which the thread looks whether it has to end */
+/* after which the thread looks whether it has to end */
+#define STOP_MILLISECONDS 20
 
 static struct {
     pthread_t thread;

@@ -2,11 +2,12 @@
 /*
  * The media of NVDIMMs, apart from the caches before it.  See nvdimm-media.h.
  *
- * A line that is written back waits, with the bytes it has at that moment, until a fence: a later
- * store to it is not part of it, and without a fence it is lost, which is the worst that a CPU may
- * do. The list is one for all CPUs, since a thread may write back on one and fence on another; a
- * fence of any CPU so settles what all wrote back. Where the list is full its oldest half goes to
- * the media unfenced, as a CPU may do as well.
+ * A line that is written back waits, with the bytes it has at that moment,
+ * until a fence: a later store to it is not part of it, and without a fence it
+ * is lost, which is the worst that a CPU may do.  The list is one for all CPUs,
+ * since a thread may write back on one and fence on another; a fence of any CPU
+ * so settles what all wrote back.  Where the list is full its oldest half goes
+ * to the media unfenced, as a CPU may do as well.
  */
 #include "qemu/osdep.h"
 #include "qapi/error.h"
@@ -15,7 +16,8 @@
 #include "system/tcg.h"
 #include "hw/mem/nvdimm-media.h"
 
-#define LINE ((uint64_t)64)                      /* bytes; Intel SDM, CPUID.01H:EBX[15:8] of the CPUs that TCG has */
+/* bytes; Intel SDM, CPUID.01H:EBX[15:8] of the CPUs that TCG has */
+#define LINE ((uint64_t)64)
 #define MAX_MEDIA 8
 #define MAX_WAITING 4096
 

@@ -156,7 +156,8 @@ static bool check_load(HostMemPcow *pcow, void *opaque, Error **errp)
                    "state of that name of %s (UTC): they do not belong "
                    "together, so nothing was changed; put the right image "
                    "back, or revert the image alone while the VM is off "
-                   "(pcowctl snapshot revert --image-only)", sn->name, path, ours, theirs);
+                   "(pcowctl snapshot revert --image-only)",
+                   sn->name, path, ours, theirs);
         return false;
     }
     if (found.virtual_size != pcow_size(pcow->image)) {

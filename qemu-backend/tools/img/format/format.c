@@ -19,11 +19,41 @@ const char *format_name(enum image_format format)
     return names[format];
 }
 
-static bool is_called_pcow(const char *path)
-{
-    size_t length = strlen(path);
+/* By these, new files tell their format. */
+static const struct {
+    const char *suffix;
+    enum image_format format;
+} suffixes[] = {
+    {".pcow", FORMAT_PCOW},
+    {".qcow2", FORMAT_QCOW2},
+    {".raw", FORMAT_RAW},
+    {".img", FORMAT_RAW},
+};
 
-    return length > 5 && !strcmp(path + length - 5, ".pcow");
+static bool ends_with(const char *path, const char *suffix)
+{
+    size_t length = strlen(path), end = strlen(suffix);
+
+    return length > end && !strcmp(path + length - end, suffix);
+}
+
+bool is_called_pcow(const char *path)
+{
+    return ends_with(path, ".pcow");
+}
+
+static int format_of_name(const char *path, enum image_format *format, struct pcow_error *error)
+{
+    for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++) {
+        if (ends_with(path, suffixes[i].suffix)) {
+            *format = suffixes[i].format;
+            return 0;
+        }
+    }
+    return fail(error, -EINVAL,
+                "%s: its name does not tell which format it shall have, as *.pcow, *.qcow2, *.raw "
+                "and *.img do; say -O raw, -O qcow2 or -O pcow",
+                path);
 }
 
 static int parse_format(const char *name, enum image_format *format, struct pcow_error *error)
@@ -58,13 +88,8 @@ int format_of_file(const char *path, const char *name, const char *option,
 int format_of_new_file(const char *path, const char *name, enum image_format *format,
                        struct pcow_error *error)
 {
-    int r = 0;
+    int r = name ? parse_format(name, format, error) : format_of_name(path, format, error);
 
-    if (name) {
-        r = parse_format(name, format, error);
-    } else {
-        *format = is_called_pcow(path) ? FORMAT_PCOW : FORMAT_RAW;
-    }
     if (!r && *format == FORMAT_PCOW_1) {
         return fail(error, -EINVAL, "%s: format pcow1 is only read; use -O pcow", path);
     }

@@ -4,10 +4,14 @@
 #define IMG_FORMAT_H
 
 #include <pcow.h>
+#include <stdbool.h>
 
 enum image_format { FORMAT_RAW, FORMAT_QCOW2, FORMAT_PCOW, FORMAT_PCOW_1 };
 
 const char *format_name(enum image_format format);
+
+/* *.pcow */
+bool is_called_pcow(const char *path);
 
 /*
  * The format of an existing file. name: the value of -f or -F (option, for the message), or NULL:
@@ -19,8 +23,8 @@ int format_of_file(const char *path, const char *name, const char *option,
                    enum image_format *format, struct pcow_error *error);
 
 /*
- * The format of a file to be made: name, or pcow if it is called *.pcow, else raw (qemu-img's
- * default).
+ * The format of a file to be made: name, the value of -O, or NULL: then that which its name tells
+ * (*.pcow, *.qcow2, *.raw, *.img). A name that tells none is refused.
  */
 int format_of_new_file(const char *path, const char *name, enum image_format *format,
                        struct pcow_error *error);

@@ -17,7 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STUCK_MS 300u                  /* without progress, in a pool that can grow, until it does */
+/* without progress, in a pool that can grow, until it does */
+#define STUCK_MS 300u
 #define HANG_MS 20000u                /* without progress at all */
 
 static void filler_path(const struct world *world, const char *name, char *path, size_t size)

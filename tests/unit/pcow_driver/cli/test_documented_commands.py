@@ -129,6 +129,23 @@ class DocumentedCommandTest(base.TestCase):
             [], [where for name, words, where in commands if not self._takes(name, words)]
         )
 
+    def test_readme(self) -> None:
+        """All that it has people type is a program of the tree, which test_main_job and CI run, or
+        a command that :meth:`test_typed` has seen.
+        """
+        page = base.TOP / 'README.rst'
+        lines = [line.strip() for line in _blocks(page) if re.match(r' +[\w/.-]+( +#|$| -)', line)]
+        self.assertIn('tools/quickstart', {line.split()[0] for line in lines})
+        for line in lines:
+            words = shlex.split(line, comments=True)
+            self.assertTrue(os.access(base.TOP / words[0], os.X_OK), line)
+            shown = subprocess.run(
+                [base.TOP / words[0], '--help'], capture_output=True, text=True, check=False
+            )
+            self.assertEqual(0, shown.returncode, line)
+            for option in words[1:]:
+                self.assertIn(option, shown.stdout)
+
     def test_mentioned(self) -> None:
         commands = list(_mentioned())
         self.assertGreater(len(commands), 60)

@@ -19,6 +19,15 @@ from tests.unit import libvirt_node
 from tests.unit.pcow_driver import base
 
 
+def _crc8(data: bytes) -> int:
+    crc = 0xFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc << 1 ^ (0x07 if crc & 0x80 else 0)) & 0xFF
+    return crc
+
+
 class UnusedImageTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
@@ -47,6 +56,30 @@ class UnusedImageTest(base.TestCase):
         )
         garbage.delete(self.pool, self.find()[0])
         self.assertEqual([], self.pool.entries())
+
+    def test_leaks_are_given_back_unless_they_may_be_data(self) -> None:
+        path = self.make('mine')
+        self.name(path)
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        os.unlink(path)  # one without a mirror, which would mend what is done to it
+        subprocess.run(
+            [programs / 'pcow-img', 'create', '-q', '-o', 'mirror=off', path, '2M'], check=True
+        )
+        subprocess.run([programs / 'pcow-io', '-c', 'write -q 0 64k', path], check=True)
+        word = (2 << 54 | 1 << 26).to_bytes(7, 'little')  # VM state, of the active layer
+        with open(path, 'r+b') as file:  # owns file slab 20
+            file.seek((64 << 10) + 20 * 8)
+            file.write(word + bytes([_crc8(word)]))
+        leaking = Path(path).read_bytes()
+        self.assertEqual([garbage.Kind.LEAK], [one.kind for one in self.find()])
+        garbage.delete(self.pool, self.find()[0])
+        self.assertEqual([], self.find())
+        Path(path).write_bytes(leaking)
+        with open(path, 'r+b') as file:  # the bitmap of what was written
+            file.seek((1 << 20) + 64)
+            file.write(bytes(64))
+        self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, self.find()[0])
+        self.assertEqual([garbage.Kind.LEAK], [one.kind for one in self.find()])
 
     def test_what_belongs_to_cinder_and_nova(self) -> None:
         """A detached volume, and a server that waits elsewhere for its confirmation, are in no

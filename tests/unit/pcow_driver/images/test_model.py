@@ -117,6 +117,27 @@ class OtherOutputTest(base.TestCase):
         self.assertFalse(leaking.clean)
         self.assertEqual((model.Finding('leak', 'slab 3'),), leaking.findings)
 
+    def test_losses(self) -> None:
+        found = model.CheckResult.from_json(
+            recorded('check.json')
+            | {
+                'lost-size': 8192,
+                'lost-size-is': 'at-most',
+                'refused': True,
+                'lost': [
+                    {'kind': 'data', 'layer': 2, 'guest-offset': 0, 'length': 8192, 'content': 0},
+                    {'kind': 'snapshot', 'layer': 1, 'snapshot': 's', 'length': 0},
+                ],
+            }
+        )
+        self.assertEqual((8192, 'at-most'), (found.lost_size, found.lost_size_is))
+        self.assertEqual(
+            (model.Loss('data', 2, None, 0, 8192), model.Loss('snapshot', 1, 's', None, 0)),
+            found.lost,
+        )
+        self.assertTrue(found.refused)
+        self.assertIsNone(found.rescue)
+
     def test_measure(self) -> None:
         self.assertEqual(
             model.Measure(90112, 75497472),

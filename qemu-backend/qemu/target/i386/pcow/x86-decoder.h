@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What the parts of the x86 decoder share: one instruction, read from its begin to its end. */
+/*
+ * What the parts of the x86 decoder share: one instruction, read from its begin
+ * to its end.
+ */
 #ifndef TARGET_I386_PCOW_X86_DECODER_H
 #define TARGET_I386_PCOW_X86_DECODER_H
 

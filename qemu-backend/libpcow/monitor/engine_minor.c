@@ -29,11 +29,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "monitor/engine_minor.h"
 #include "monitor/monitor.h"
 
 /*
@@ -45,6 +47,7 @@
 #define MODES (UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | NEVER_COLLAPSED)
 #define TRAPS 2u                       /* a slab with so many is mapped so, as the first one may be the only; */
 #define PROVEN 256                     /* or with the first, if so much was gained by such slabs */
+#define MOST_LET_IN 16u                /* pages around one that was not used since it became own */
 #define LET_IN_AT_ONCE 4u              /* own pages in a row, when a slab comes to be mapped so; of more a guest that stores here and there uses few */
 #define GAIN_AT_FIRST 64               /* traps that took half of the time, */
 #define MAX_GAIN 1024
@@ -52,58 +55,16 @@
 #define LOSS 8                         /* and as under signal after all */
 #define SAMPLE 16u                     /* without a gain one slab in so many is tried */
 
+static struct minor *minor_of(const struct pcow_map *map)
+{
+    return map->of_engine;
+}
+
 static int register_range(const struct pcow_map *map, void *address, size_t length)
 {
     struct uffdio_register request = {.range = {(uintptr_t)address, length}, .mode = MODES};
 
-    return ioctl(map->minor.fd, UFFDIO_REGISTER, &request) ? -errno : 0;
-}
-
-static int open_descriptor(void)
-{
-    struct uffdio_api api = {.api = UFFD_API,
-                             .features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MINOR_SHMEM
-                                         | UFFD_FEATURE_WP_HUGETLBFS_SHMEM};
-    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
-
-    if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
-        close(fd);
-        fd = -1;
-    }
-    return fd;
-}
-
-/* Can mappings of this file be registered? */
-static bool is_possible(const struct pcow_map *map)
-{
-    void *page = mmap(NULL, PCOW_PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    bool possible =
-        page != MAP_FAILED
-        && file_map(&map->image->file, page, PCOW_PAGE_SIZE, 0, FILE_MAP_LATER, MAP_FIXED) == 0
-        && register_range(map, page, PCOW_PAGE_SIZE) == 0;
-
-    if (page != MAP_FAILED)
-        munmap(page, PCOW_PAGE_SIZE);
-    return possible;
-}
-
-void minor_prepare(struct pcow_map *map, bool served)
-{
-    map->minor.gain = GAIN_AT_FIRST;
-    if (map->image->file.writable
-        && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE && served)
-        map->minor.fd = open_descriptor();
-    if (map->minor.fd >= 0 && is_possible(map))
-        return;
-    minor_close(map);
-    map->engine = PCOW_ENGINE_SIGNAL;
-}
-
-void minor_close(struct pcow_map *map)
-{
-    if (map->minor.fd >= 0)
-        close(map->minor.fd);
-    map->minor.fd = -1;
+    return ioctl(minor_of(map)->fd, UFFDIO_REGISTER, &request) ? -errno : 0;
 }
 
 static bool is_active(const struct pcow_image *image, slab_ref slab)
@@ -129,10 +90,10 @@ static uint64_t own_slab(const struct pcow_map *map, uint64_t guest_slab)
 
 static void count_gain(struct pcow_map *map, int by)
 {
-    int gain = __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) + by;
+    int gain = __atomic_load_n(&minor_of(map)->gain, __ATOMIC_RELAXED) + by;
 
     /* Two threads may count as one here: it is a guess. */
-    __atomic_store_n(&map->minor.gain,
+    __atomic_store_n(&minor_of(map)->gain,
                      gain > MAX_GAIN ? MAX_GAIN
                      : gain < -LOSS  ? -LOSS
                                      : gain,
@@ -141,16 +102,15 @@ static void count_gain(struct pcow_map *map, int by)
 
 static bool is_worth_it(struct pcow_map *map)
 {
-    return __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) > 0
-           || __atomic_fetch_add(&map->minor.tries, 1, __ATOMIC_RELAXED) % SAMPLE == 0;
+    return __atomic_load_n(&minor_of(map)->gain, __ATOMIC_RELAXED) > 0
+           || __atomic_fetch_add(&minor_of(map)->tries, 1, __ATOMIC_RELAXED) % SAMPLE == 0;
 }
 
-bool minor_is_possible(const struct pcow_map *map, uint64_t guest_slab)
+static bool can_keep(const struct pcow_map *map, uint64_t guest_slab)
 {
     const struct slab_map *slab = &map->slabs[guest_slab];
 
-    return map->engine == PCOW_ENGINE_MINOR
-           && slab_is_one_of(&slab->status, SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_BOUNCE))
+    return slab_is_one_of(&slab->status, SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_BOUNCE))
            && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !map->lost
            && !page_set_full(&slab->writable);
 }
@@ -169,7 +129,7 @@ static int let_in(const struct pcow_map *map, uint64_t from, uint64_t to)
             .mode = UFFDIO_CONTINUE_MODE_DONTWAKE,
         };
 
-        if (ioctl(map->minor.fd, UFFDIO_CONTINUE, &request) == 0)
+        if (ioctl(minor_of(map)->fd, UFFDIO_CONTINUE, &request) == 0)
             return 1;
         if (request.mapped > 0) {
             any = 1;
@@ -183,7 +143,8 @@ static int let_in(const struct pcow_map *map, uint64_t from, uint64_t to)
     return any;
 }
 
-int minor_let_in(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsigned count)
+static int let_in_pages(struct pcow_map *map, uint64_t guest_slab, unsigned first,
+                        unsigned count)
 {
     uint64_t from = (guest_slab << SLAB_BITS) + first * PCOW_PAGE_SIZE;
     int ret = let_in(map, from, from + count * PCOW_PAGE_SIZE);
@@ -196,7 +157,8 @@ int minor_let_in(struct pcow_map *map, uint64_t guest_slab, unsigned first, unsi
     return ret < 0 ? layout_map_slab(map, guest_slab) : 0;
 }
 
-int minor_let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned pages)
+/* Those in the set around a page, in its cluster of so many pages. */
+static int let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page, unsigned pages)
 {
     const struct page_set *writable = &map->slabs[guest_slab].writable;
     unsigned first = page / pages * pages, end = page_set_run_end(writable, page, first + pages),
@@ -204,11 +166,11 @@ int minor_let_in_around(struct pcow_map *map, uint64_t guest_slab, unsigned page
 
     while (begin > first && page_set_has(writable, begin - 1))
         begin--;
-    return minor_let_in(map, guest_slab, begin, end - begin);
+    return let_in_pages(map, guest_slab, begin, end - begin);
 }
 
 /*
- * Everything that is mapped for stores goes for a moment, see minor_begin(). On a failure nobody
+ * Everything that is mapped for stores goes for a moment, see keep(). On a failure nobody
  * knows what is there.
  */
 static int map_registered(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
@@ -243,18 +205,18 @@ static void let_in_own(struct pcow_map *map, uint64_t guest_slab)
     }
 }
 
-bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once)
+static bool keep(struct pcow_map *map, uint64_t guest_slab, bool at_once)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     bool soon = at_once || slab->faults >= TRAPS
-                || __atomic_load_n(&map->minor.gain, __ATOMIC_RELAXED) >= PROVEN;
+                || __atomic_load_n(&minor_of(map)->gain, __ATOMIC_RELAXED) >= PROVEN;
     uint64_t p = soon ? own_slab(map, guest_slab) : 0;
     enum slab_state before = slab_state(&slab->status);
 
-    if (p == 0 || !minor_is_possible(map, guest_slab) || !is_worth_it(map))
+    if (p == 0 || !can_keep(map, guest_slab) || !is_worth_it(map))
         return false;
     /*
-     * Either who has a system call access the slab sees this, or he is seen here, see minor_ask().
+     * Either who has a system call access the slab sees this, or he is seen here, see slab_ask().
      * Other accesses to it trap while there is nothing, and wait for the claim.
      */
     layout_enter(map, guest_slab, SLAB_MINOR);
@@ -276,28 +238,162 @@ bool minor_begin(struct pcow_map *map, uint64_t guest_slab, bool at_once)
     return true;
 }
 
-void minor_loaded(struct pcow_map *map, uint64_t guest_slab)
+/*
+ * Mapped as under signal. If there are not as many mappings left as that takes the slab is made
+ * whole; where that cannot be (a full pool), they come from what is kept for others, as nobody must
+ * wait who only loads. What is mapped for stores stays so all the time: system calls may be using
+ * it.
+ */
+static int leave(struct pcow_map *map, uint64_t guest_slab)
 {
-    map->slabs[guest_slab].loaded = 1;
-    count_gain(map, -LOSS);
+    if (vmas_used(map) + layout_count_pieces(map, guest_slab) >= map->vma_budget)
+        layout_own_whole(map, guest_slab);
+    return layout_map_slab(map, guest_slab);
 }
 
-bool minor_was_asked(const struct pcow_map *map, uint64_t guest_slab)
+static bool was_asked_for(const struct slab_map *slab)
 {
-    const struct slab_map *slab = &map->slabs[guest_slab];
-
-    return map->engine != PCOW_ENGINE_MINOR
-           || (__atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST)
-               && !slab_is_minor(&slab->status));
+    return __atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST);
 }
 
-bool minor_ask(struct pcow_map *map, uint64_t guest_slab)
+/* A page that is in the set already. */
+static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+{
+    unsigned cluster = layout_cluster(map);
+
+    return was_asked_for(&map->slabs[guest_slab])
+               ? leave(map, guest_slab)
+               : let_in_around(map, guest_slab, page,
+                               cluster < MOST_LET_IN ? cluster : MOST_LET_IN);
+}
+
+/*
+ * Also of a slab in state UNKNOWN, which may be in minor mode still, as the kernel refused to unmap
+ * it: to make all of it own for one access, as of one that is unmapped, would take space for
+ * nothing.
+ */
+static int serve(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool write)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
+    bool stays = slab_state(&slab->status) == SLAB_MINOR && !was_asked_for(slab);
+    int ret;
 
-    if (map->engine != PCOW_ENGINE_MINOR)
-        return true;
-    if (!__atomic_load_n(&slab->asked, __ATOMIC_RELAXED))
-        __atomic_store_n(&slab->asked, 1, __ATOMIC_SEQ_CST);
-    return !slab_is_minor(&slab->status);
+    if (slab_is_kept(&slab->status) && page_set_has(&slab->writable, page))
+        return meet(map, guest_slab, page);
+    if (write && stays)
+        return KEEPER_GO_ON;
+    if (!write && stays) {
+        slab->loaded = 1;
+        count_gain(map, -LOSS);
+    }
+    ret = leave(map, guest_slab);
+    return ret || !write ? ret : KEEPER_GO_ON;
 }
+
+static bool shows(const struct pcow_map *map, uint64_t guest_slab, unsigned page, uint64_t offset)
+{
+    return slab_state(&map->slabs[guest_slab].status) == SLAB_MINOR
+           && offset
+                  == (slab_ref_slab(map->image->chain->head[guest_slab]) << SLAB_BITS)
+                         + page * PCOW_PAGE_SIZE;
+}
+
+static void end_whole(struct pcow_map *map, uint64_t guest_slab)
+{
+    uint8_t *address = map->address + (guest_slab << SLAB_BITS);
+    struct uffdio_range range = {(uintptr_t)address,
+                                 layout_pages(map, guest_slab) * PCOW_PAGE_SIZE};
+
+    if (slab_state(&map->slabs[guest_slab].status) != SLAB_MINOR)
+        return;
+    /* If the kernel refuses, its pages go on to be let in. */
+    if (ioctl(minor_of(map)->fd, UFFDIO_UNREGISTER, &range) == 0) {
+        madvise(address, range.len, MADV_DOFORK);      /* one with its neighbours, if it can be */
+        layout_enter(map, guest_slab, SLAB_MAPPED);
+    }
+}
+
+static void freeze(struct pcow_map *map, uint64_t guest_slab)
+{
+    layout_enter(map, guest_slab, SLAB_MINOR_FROZEN);
+}
+
+static const struct slab_keeper keeper = {
+    .serve = serve,
+    .shows = shows,
+    .page_ready = let_in_pages,
+    .whole = end_whole,
+    .freeze = freeze,
+};
+
+/* ---- when a map begins and ends -------------------------------------------------------------- */
+
+static int open_descriptor(void)
+{
+    struct uffdio_api api = {.api = UFFD_API,
+                             .features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MINOR_SHMEM
+                                         | UFFD_FEATURE_WP_HUGETLBFS_SHMEM};
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+
+    if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Can mappings of this file be registered? */
+static bool is_possible(const struct pcow_map *map)
+{
+    void *page = mmap(NULL, PCOW_PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool possible =
+        page != MAP_FAILED
+        && file_map(&map->image->file, page, PCOW_PAGE_SIZE, 0, FILE_MAP_LATER, MAP_FIXED) == 0
+        && register_range(map, page, PCOW_PAGE_SIZE) == 0;
+
+    if (page != MAP_FAILED)
+        munmap(page, PCOW_PAGE_SIZE);
+    return possible;
+}
+
+static void close_minor(struct pcow_map *map)
+{
+    struct minor *minor = minor_of(map);
+
+    if (minor && minor->fd >= 0)
+        close(minor->fd);
+    free(minor);
+    map->of_engine = NULL;
+}
+
+static bool prepare(struct pcow_map *map)
+{
+    bool served = map->serves_sigbus || dispatch_serves_bus();
+    struct minor *minor = calloc(1, sizeof *minor);
+
+    if (!minor)
+        return false;
+    map->of_engine = minor;
+    minor->gain = GAIN_AT_FIRST;
+    minor->fd = -1;
+    if (map->image->file.writable
+        && map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE && served)
+        minor->fd = open_descriptor();
+    if (minor->fd < 0 || !is_possible(map)) {
+        close_minor(map);
+        return false;
+    }
+    map->keepers[SLAB_MINOR] = map->keepers[SLAB_MINOR_FROZEN] = map->keepers[SLAB_UNKNOWN] =
+        &keeper;
+    return true;
+}
+
+const struct engine engine_minor = {
+    .number = PCOW_ENGINE_MINOR,
+    .traps_by_bus = true,
+    .must_be_asked = true,
+    .prepare = prepare,
+    .close = close_minor,
+    .can_keep = can_keep,
+    .keep = keep,
+};

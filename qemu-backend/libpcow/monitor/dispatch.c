@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Engines "signal", "kvm" and, but for its slabs in minor mode (minor.c), "minor", and the
- * handlers: of SIGSEGV, which every engine needs for stores to read-only mappings, and of SIGBUS,
- * which are the traps of those slabs, and what cannot be read.
+ * The handlers: of SIGSEGV, which every engine needs for stores to read-only mappings, and of
+ * SIGBUS, which are traps of slabs that an engine keeps, and what cannot be read.
  *
  * A signal handler belongs to the process, so this file keeps what the process shares: the list of
  * live maps, and the handler that was there before, which gets every signal that is not ours.
@@ -38,7 +37,7 @@ static struct {
 
 /*
  * A map that is found on the list stays between these two, and one in which somebody has trapped
- * until he has left it. As signal_leave() clears a place before it looks at the number, either it
+ * until he has left it. As dispatch_leave() clears a place before it looks at the number, either it
  * sees the handler or the handler does not see the map.
  */
 static void begin_look(void)
@@ -63,7 +62,7 @@ static bool is_child(void)
     return here && !__atomic_load_n(here, __ATOMIC_RELAXED);
 }
 
-int signal_prepare(struct pcow_error *error)
+int dispatch_prepare(struct pcow_error *error)
 {
     int ret = 0;
 
@@ -229,26 +228,25 @@ static void serve(struct pcow_map *map, const siginfo_t *info, const ucontext_t 
     *ret = resolve(map, offset, is_write(context), &waiting);
 }
 
-/* The traps of slabs in minor mode, and whatever else the kernel tells in this way. */
-static bool may_be_minor(const struct pcow_map *map, const siginfo_t *info)
+/* The traps of slabs that the engine keeps, and whatever else the kernel tells in this way. */
+static bool may_be_trap(const struct pcow_map *map, const siginfo_t *info)
 {
-    return map->engine == PCOW_ENGINE_MINOR && info->si_code == BUS_ADRERR;
+    return map->engine->traps_by_bus && info->si_code == BUS_ADRERR;
 }
 
-static bool is_minor(const struct pcow_map *map, const siginfo_t *info)
+static bool is_trap(const struct pcow_map *map, const siginfo_t *info)
 {
     uint64_t offset = (uint64_t)((uint8_t *)info->si_addr - map->address);
 
     /* One that is being unmapped or watched, or could not be, traps as it did. */
-    return may_be_minor(map, info)
-           && slab_is_one_of(&map->slabs[offset >> SLAB_BITS].status,
-                             SLAB_MINORS | SLAB_UNMAPPEDS);
+    return may_be_trap(map, info)
+           && !slab_can_be_loaded_from(&map->slabs[offset >> SLAB_BITS].status);
 }
 
 bool pcow_is_trap(const siginfo_t *info)
 {
     struct pcow_map *map = info->si_code == BUS_ADRERR ? enter_map(info->si_addr) : NULL;
-    bool trap = map && is_minor(map, info);
+    bool trap = map && is_trap(map, info);
 
     if (map)
         leave_map(map);
@@ -275,7 +273,7 @@ static void serve_from(struct pcow_map *map, const siginfo_t *info, const uconte
         interrupts_restore(interrupts);
 }
 
-static bool serve_minor(const siginfo_t *info, const ucontext_t *context, bool own_handler)
+static bool serve_trap(const siginfo_t *info, const ucontext_t *context, bool own_handler)
 {
     struct pcow_map *map = info->si_code == BUS_ADRERR ? enter_map(info->si_addr) : NULL;
     bool served = false;
@@ -283,12 +281,12 @@ static bool serve_minor(const siginfo_t *info, const ucontext_t *context, bool o
 
     /*
      * If the slab was left just now there is something by now; what lies in an ordinary mapping and
-     * cannot be loaded is what the signal tells of. Or it is in minor mode again, and the load that
+     * cannot be loaded is what the signal tells of. Or it is kept again, and the load that
      * asks is a trap itself.
      */
-    for (unsigned tries = 0; map && may_be_minor(map, info) && !served && tries < MOST_TRIES;
+    for (unsigned tries = 0; map && may_be_trap(map, info) && !served && tries < MOST_TRIES;
          tries++)
-        if (is_minor(map, info)) {
+        if (is_trap(map, info)) {
             serve_from(map, info, context, own_handler, &ret);
             served = true;
         } else {
@@ -332,7 +330,7 @@ static bool serve_bus(const siginfo_t *info, void *context, bool own_handler)
      */
     if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
         return false;
-    return copy_fail_at(context) || serve_minor(info, context, own_handler)
+    return copy_fail_at(context) || serve_trap(info, context, own_handler)
            || serve_store(info, context, own_handler)
            || (is_in_window(info->si_addr) && is_after_system_call(context));
 }
@@ -415,7 +413,7 @@ static void install_bus_handler(void)
     process.serves_bus = has_action(SIGBUS, NULL) && sigaction(SIGBUS, &action, NULL) == 0;
 }
 
-bool signal_serves_bus(void)
+bool dispatch_serves_bus(void)
 {
     bool serves;
 
@@ -427,7 +425,7 @@ bool signal_serves_bus(void)
     return serves;
 }
 
-int signal_register(struct pcow_map *map, struct pcow_error *error)
+int dispatch_register(struct pcow_map *map, struct pcow_error *error)
 {
     int ret = -EMFILE;
 
@@ -451,7 +449,7 @@ int signal_register(struct pcow_map *map, struct pcow_error *error)
                : 0;
 }
 
-void signal_leave(struct pcow_map *map)
+void dispatch_leave(struct pcow_map *map)
 {
     const struct timespec interval = {0, LOOK_NS};
 
@@ -469,7 +467,7 @@ void signal_leave(struct pcow_map *map)
     pthread_mutex_unlock(&process.lock);
 }
 
-void signal_end(void)
+void dispatch_end(void)
 {
     bool last = true;
 

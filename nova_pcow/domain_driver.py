@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs from Nova's libvirt driver in the domains of servers, and in the disk that only
+holds the state of a suspended one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from nova import exception as nova_exception
+from nova.compute import vm_states
+from nova.virt.libvirt import config as vconfig
+from nova.virt.libvirt import utils as libvirt_utils
+
+from nova_pcow import config
+from nova_pcow import errors
+from nova_pcow import flavor as flavor_module
+from nova_pcow import leaving
+from nova_pcow import migration as migration_module
+from nova_pcow import move_driver
+from nova_pcow import rebuild as rebuild_module
+from nova_pcow import snapshot as snapshot_module
+from nova_pcow import storage
+from pcow_driver.common import units
+
+_CARRIER_SIZE = units.MIB
+
+
+class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
+    """See :mod:`nova_pcow.domain_driver`."""
+
+    def _create_and_inject_local_root(
+        self,
+        context: Any,
+        instance: Any,
+        disk_mapping: Any,
+        booted_from_volume: bool,
+        suffix: str,
+        disk_images: Any,
+        injection_info: Any,
+        fallback_from_host: Any,
+    ) -> bool:
+        """The root is there already; in place of the disk there is one that only holds the state of
+        a suspended server.
+        """
+        if suffix or not flavor_module.is_pcow(instance) or not flavor_module.of(instance).root:
+            return bool(
+                super()._create_and_inject_local_root(
+                    context,
+                    instance,
+                    disk_mapping,
+                    booted_from_volume,
+                    suffix,
+                    disk_images,
+                    injection_info,
+                    fallback_from_host,
+                )
+            )
+        path = self._carrier(instance)
+        if os.path.exists(path):
+            return False
+        libvirt_utils.create_image(path, 'qcow2', _CARRIER_SIZE)
+        return True
+
+    @staticmethod
+    def _carrier(instance: Any) -> str:
+        return os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
+
+    def _get_guest_storage_config(
+        self,
+        context: Any,
+        instance: Any,
+        image_meta: Any,
+        disk_info: Any,
+        rescue: Any,
+        block_device_info: Any,
+        flavor: Any,
+        os_type: Any,
+    ) -> list[Any]:
+        devices = super()._get_guest_storage_config(
+            context, instance, image_meta, disk_info, rescue, block_device_info, flavor, os_type
+        )
+        if (
+            not flavor_module.is_pcow(instance)
+            or not flavor_module.of(instance).root
+            or 'disk' not in disk_info['mapping']
+        ):
+            return list(devices)
+        mapping = disk_info['mapping']['disk']
+        return [
+            self._carrier_config(instance, mapping)
+            if isinstance(item, vconfig.LibvirtConfigGuestDisk)
+            and item.target_dev == mapping['dev']
+            else item
+            for item in devices
+        ]
+
+    def _carrier_config(self, instance: Any, mapping: Any) -> vconfig.LibvirtConfigGuestDisk:
+        """Whatever images_type is, its format is qcow2."""
+        carrier = vconfig.LibvirtConfigGuestDisk()
+        carrier.source_type, carrier.source_device, carrier.source_path = (
+            'file',
+            'disk',
+            self._carrier(instance),
+        )
+        carrier.driver_name, carrier.driver_format = 'qemu', 'qcow2'
+        carrier.target_dev, carrier.target_bus = mapping['dev'], mapping['bus']
+        return carrier
+
+    def _get_guest_config(
+        self,
+        instance: Any,
+        network_info: Any,
+        image_meta: Any,
+        disk_info: Any,
+        rescue: Any = None,
+        block_device_info: Any = None,
+        context: Any = None,
+        mdevs: Any = None,
+        accel_info: Any = None,
+        share_info: Any = None,
+        old_guest: Any = None,
+    ) -> Any:
+        guest = super()._get_guest_config(
+            instance,
+            network_info,
+            image_meta,
+            disk_info,
+            rescue,
+            block_device_info,
+            context,
+            mdevs,
+            accel_info,
+            share_info,
+            old_guest,
+        )
+        if not flavor_module.is_pcow(instance):
+            return guest
+        with errors.internal():
+            wanted = flavor_module.of(instance)
+            devices = [config.MemoryDevice(item) for item in storage.nvdimms(instance.uuid, wanted)]
+            config.add_memory_devices(guest, devices)
+            guest.add_device(config.Emulator(self._emulator.path()))
+            if wanted.root and not rescue:
+                config.boot_from_pmem(guest, image_meta)
+        return guest
+
+    def _hard_reboot(
+        self,
+        context: Any,
+        instance: Any,
+        network_info: Any,
+        share_info: Any,
+        block_device_info: Any = None,
+        accel_info: Any = None,
+    ) -> None:
+        if flavor_module.is_pcow(instance):
+            with errors.internal():  # before it gives up anything
+                self._settle_leaving(instance)
+                storage.check_not_sent(instance.uuid)
+                storage.check_class(instance.uuid, flavor_module.of(instance))
+            if rebuild_module.is_rebuilt(instance) and storage.ROOT in (
+                item.role for item in storage.find(instance.uuid)
+            ):
+                # no host was found for the rebuild: the root is the old one
+                rebuild_module.put_back_image(context, instance)
+            with contextlib.suppress(nova_exception.InstanceNotFound):
+                snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
+            if instance.vm_state not in (vm_states.RESIZED, vm_states.ERROR):
+                migration_module.forget(instance.uuid, self._domain(instance))
+            with errors.internal():
+                self._receive(context, instance)
+        super()._hard_reboot(
+            context, instance, network_info, share_info, block_device_info, accel_info
+        )
+
+    def power_off(self, instance: Any, timeout: int = 0, retry_interval: int = 0) -> None:
+        """The first that a server's host hears when it is shelved or offloaded, and nothing is
+        changed yet.
+        """
+        if flavor_module.is_pcow(instance):
+            # once it is off, libvirt cannot tell; rescue begins with this, too
+            self._settle_stayed(instance.uuid)
+            with errors.internal():
+                leaving.check(instance)
+        super().power_off(instance, timeout, retry_interval)

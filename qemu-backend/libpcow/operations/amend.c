@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Give an image that was made without it a mirror, in place. Every step leaves an image that can be
+ * read, and an interrupted one is done again from its begin:
+ *
+ *   the word *state* says "amending": no writer but this may open the image;
+ *   what lies where the mirror is to be is copied to other slabs, each of which then gets its
+ *     owner; then that of the old one is cleared. In between both hold the same;
+ *   the mirror is made of all pages;
+ *   the copy of the header gets the feature, then the header, whose checksum is the last store.
+ *     Between these two stores open() refuses it, and check -r takes the copy;
+ *   "amending" is cleared.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "image/mirror.h"
+#include "operations/operations.h"
+#include "util/error.h"
+
+#define PIECE (UINT64_C(256) << 10)
+
+static int set_amending(struct pcow_image *image, bool on, struct pcow_error *error)
+{
+    uint64_t state = word_value(image->header.state) & ~(uint64_t)HEADER_AMENDING;
+
+    return header_store_word(image, offsetof(struct header, state),
+                             state | (on ? HEADER_AMENDING : 0), error);
+}
+
+/* ---- make room ------------------------------------------------------------------------------- */
+
+/* Slabs that are to be heads are not given out any more, nor in the groups that may follow. */
+static void reserve_heads(struct pcow_image *image)
+{
+    uint64_t end = 2 * (image_slab_count(image) / SLABS_PER_GROUP) + 2;
+
+    for (uint64_t group = 0; group < end && group < MAX_GROUPS; group++)
+        for (unsigned i = 1; i < MIRROR_HEADS; i++) {
+            uint64_t slab = group * SLABS_PER_GROUP + i;
+
+            __atomic_fetch_or(&image->used[slab / 64], slab_bit(slab), __ATOMIC_RELAXED);
+        }
+}
+
+static int copy_data(struct pcow_image *image, uint64_t from, uint64_t to)
+{
+    uint64_t at = from << SLAB_BITS, end = at + PCOW_SLAB_SIZE;
+    char *piece = malloc(PIECE);
+    int ret = piece ? 0 : -ENOMEM;
+
+    for (; at < end && !ret; at += PIECE) {
+        if (file_is_hole(&image->file, at, PIECE))
+            continue;
+        ret = file_read(&image->file, at, piece, PIECE);
+        if (!ret)
+            ret = file_write_data(&image->file, (to << SLAB_BITS) + (at - (from << SLAB_BITS)),
+                                  piece, PIECE);
+    }
+    free(piece);
+    return ret ? ret : file_commit(&image->file);
+}
+
+static bool holds_all(const struct page_set *all, const struct page_set *of)
+{
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+        if (of->word[w] & ~all->word[w])
+            return false;
+    return true;
+}
+
+/* Has an interrupted run copied it already? */
+static bool is_copied(const struct pcow_image *image, uint64_t slab)
+{
+    const struct slab *owner = &image->slabs[slab];
+
+    for (uint64_t p = 1; p < image_slab_count(image); p++) {
+        const struct slab *other = &image->slabs[p];
+
+        if (p % SLABS_PER_GROUP >= MIRROR_HEADS && other->kind == owner->kind
+            && other->layer == owner->layer && other->number == owner->number
+            && (owner->kind != OWNER_DATA || holds_all(&image->valid[p], &image->valid[slab])))
+            return true;
+    }
+    return false;
+}
+
+static int copy_slab(struct pcow_image *image, uint64_t slab)
+{
+    const struct slab *owner = &image->slabs[slab];
+    uint64_t to;
+    int ret = slab_take(image, &to);
+
+    if (ret)
+        return ret;
+    ret = copy_data(image, slab, to);
+    if (!ret && owner->kind == OWNER_DATA)
+        ret = slab_store_valid(image, to, &image->valid[slab], false);
+    if (!ret)
+        ret = slab_publish(image, to, (struct owner){.kind = owner->kind,
+                                                     .layer = owner->layer,
+                                                     .number = owner->number},
+                           false);
+    if (ret)
+        slab_untake(image, to);
+    return ret;
+}
+
+static int move_slab(struct pcow_image *image, uint64_t slab)
+{
+    static const struct page_set empty;
+    int ret = 0;
+
+    if (image->slabs[slab].kind != OWNER_NONE && !is_copied(image, slab))
+        ret = copy_slab(image, slab);
+    if (!ret && image->slabs[slab].kind != OWNER_NONE)
+        ret = file_store64(&image->file, owner_offset(slab), 0, false);
+    if (ret)
+        return ret;
+    image->slabs[slab] = (struct slab){0};
+    ret = slab_store_valid(image, slab, &empty, false);
+    if (!ret)
+        ret = file_punch(&image->file, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+    return ret ? ret : file_settle(&image->file);
+}
+
+static int make_room(struct pcow_image *image)
+{
+    uint64_t count = image_slab_count(image);
+    int ret = 0;
+
+    reserve_heads(image);
+    for (uint64_t slab = 0; slab < count && !ret; slab++)
+        if (slab % SLABS_PER_GROUP && slab_is_group_head(slab, MIRROR_HEADS))
+            ret = move_slab(image, slab);
+    return ret;
+}
+
+/* ---- make the mirror ------------------------------------------------------------------------- */
+
+static int mark_pages(struct pcow_image *image, uint64_t group)
+{
+    uint64_t at = group * GROUP_SIZE, end = at + PCOW_SLAB_SIZE;
+    int ret = 0;
+
+    for (; at < end && !ret; at += PCOW_PAGE_SIZE)
+        if (metadata_page_counts((unsigned)(at % PCOW_SLAB_SIZE / PCOW_PAGE_SIZE))
+            && !file_is_hole(&image->file, at, PCOW_PAGE_SIZE))
+            ret = mirror_mark_page(&image->file, at / PCOW_PAGE_SIZE);
+    return ret;
+}
+
+static int make_mirror(struct pcow_image *image, const struct header *header)
+{
+    int ret = file_grow(&image->file, MIRROR_HEADS * PCOW_SLAB_SIZE);
+
+    if (!ret)
+        ret = mirror_attach(&image->file, header);
+    for (uint64_t group = 0; !ret && group * GROUP_SIZE < image->file.size; group++)
+        ret = mark_pages(image, group);
+    return ret ? ret : mirror_sync(&image->file);
+}
+
+/* ---- tell ------------------------------------------------------------------------------------ */
+
+static int store_feature(struct pcow_image *image, const struct header *header)
+{
+    /* The checksum is the second half of its word. */
+    const size_t last = offsetof(struct header, crc) - sizeof header->crc;
+    uint64_t word;
+    int ret = file_store(&image->file, HEADER_COPY_OFFSET, header, sizeof *header);
+
+    if (!ret)
+        ret = file_store64(&image->file, offsetof(struct header, read_only_compatible_features),
+                           header->read_only_compatible_features, false);
+    memcpy(&word, (const char *)header + last, sizeof word);
+    return ret ? ret : file_store64(&image->file, last, word, false);
+}
+
+static int add_mirror(struct pcow_image *image, struct pcow_error *error)
+{
+    struct header header;
+    int ret = image_begin_change(image, error);
+
+    if (!ret)
+        ret = set_amending(image, true, error);
+    if (ret)
+        return ret;
+    header = image->header;
+    header.read_only_compatible_features |= FEATURE_MIRROR;
+    header.crc = header_crc(&header);
+    ret = make_room(image);
+    if (!ret)
+        ret = make_mirror(image, &header);
+    if (!ret)
+        ret = store_feature(image, &header);
+    if (ret)
+        return error_set_errno(error, ret,
+                               "cannot give %s a mirror of its metadata; nothing is lost, do it "
+                               "again when the reason is gone",
+                               image->file.path);
+    image->header = header;
+    return 0;
+}
+
+int pcow_add_mirror(const char *path, struct pcow_error *error)
+{
+    return image_add_mirror(path, NULL, error);
+}
+
+int image_add_mirror(const char *path, struct observer *observer, struct pcow_error *error)
+{
+    pcow_image *image;
+    int ret = image_open(path, PCOW_OPEN_WRITE | PCOW_OPEN_NO_BASE | OPEN_AMENDING, NULL, observer,
+                         &image, error);
+
+    if (ret)
+        return ret;
+    if (image->file.heads == 1)
+        ret = add_mirror(image, error);
+    if (!ret && word_value(image->header.state) & HEADER_AMENDING) {
+        ret = set_amending(image, false, error);
+        if (!ret)
+            ret = header_write_copy(image, error);
+    }
+    pcow_close(image);
+    return ret;
+}

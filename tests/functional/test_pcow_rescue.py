@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A repair that loses something: what it says before, what it refuses, what it keeps, and the way
+of the runbook from the damage to the data.
+"""
+
+import json
+import re
+import stat
+
+from tests.functional import images
+from tests.functional.images import KIB
+from tests.functional.images import MIB
+from tests.functional.images import SLAB
+
+_OWNERS, _BITMAPS = 64 * KIB, MIB
+
+
+class RescueTest(images.ImageTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.base = self.path('base.pcow')
+        self.img('create', '-q', self.base, '8M')
+        self.io(self.base, 'write -P 0xba 0 8M')
+        self.img('seal', self.base)
+        self.top = self.path('top.pcow')
+        self.create_plain('top.pcow', None, '-b', 'base.pcow', '-F', 'pcow')
+        self.io(self.top, 'write -P 1 0 64k', 'write -P 2 2M 64k')
+        self.img('snapshot', '-c', 'before "it"', self.top)
+        self.io(self.top, 'write -P 3 4M 64k')
+        self.lost = 0
+
+    def damage(self) -> None:
+        """The owner words of the snapshot's two file slabs."""
+        images.patch(self.top, _OWNERS + 8, b'\xff' * 16)
+
+    def test_words_and_numbers(self):
+        self.damage()
+        before = images.digest(self.top)
+        text = self.img('check', self.top, code=2)
+        self.assertIn('Loss: 65536 bytes of data of a layer that nothing names\n', text)
+        self.assertIn('A repair would lose at most 131072 bytes of guest data and VM state.', text)
+        found = self.img_json('check', self.top, code=2)
+        self.assertEqual((131072, 'at-most'), (found['lost-size'], found['lost-size-is']))
+        self.assertFalse(found['refused'])
+        self.assertEqual(
+            [('data', 65536, SLAB), ('data', 65536, 2 * SLAB)],
+            [(item['kind'], item['length'], item['offset']) for item in found['lost']],
+        )
+        for arguments in (('-r', 'all'), ('-r', 'leaks')):
+            result = self.run_program('pcow-img', 'check', *arguments, self.top, code=2)
+            if arguments[1] == 'all':
+                self.assertIn('Keep a copy of the file first', result.stderr)
+                self.assertIn('check -r all --accept-loss', result.stderr)
+            self.assertEqual(before, images.digest(self.top))
+        self.assertTrue(self.img_json('check', '-r', 'all', self.top, code=2)['refused'])
+        self.assertEqual('', self.img('check', '-q', '-r', 'all', self.top, code=2))
+        self.assertEqual(before, images.digest(self.top))
+        self.img_fails('check', '--accept-loss', self.top, message='for a repair')
+
+    def test_layers_are_named(self):
+        """Cut short at a slab: nothing is read as the base's bytes."""
+        with self.top.open('r+b') as file:
+            file.truncate(2 * SLAB)
+        for command in ('info', 'map', 'commit'):
+            self.img_fails(command, self.top, message='cut short.*Put a whole copy back')
+        self.img_fails('convert', '-O', 'raw', self.top, 'out', message='cut short')
+        found = self.img_json('check', self.top, code=2)
+        self.assertEqual((65536 + 65536, 'exact'), (found['lost-size'], found['lost-size-is']))
+        self.assertEqual(
+            [(1, 'before "it"', 2 * MIB, 65536, 0), (2, None, 4 * MIB, 65536, 0)],
+            [
+                (
+                    item['layer'],
+                    item.get('snapshot'),
+                    item['guest-offset'],
+                    item['length'],
+                    item['content'],
+                )
+                for item in found['lost']
+            ],
+        )
+        text = self.img('check', self.top, code=2)
+        self.assertIn(
+            'Loss: 65536 bytes of data of snapshot \'before "it"\' (layer 1), from guest byte '
+            '2097152 on; nothing of it is in the file\n',
+            text,
+        )
+        self.img('check', '-q', '-r', 'all', '--accept-loss', self.top)
+        self.io(self.top, 'read -P 1 0 64k', 'read -P 0xba 2M 64k')
+
+    def test_next_to_nothing_is_left(self):
+        """What would have told how much there was is gone, too."""
+        for size, words in (
+            (64 * KIB, 'guest data and VM state, and nothing tells how much'),
+            (128 * KIB, 'about 6291456 bytes'),
+            (MIB, 'at most 6291456 bytes'),
+            (MIB + 64 * KIB, '196608 bytes'),
+        ):
+            cut = self.path('cut.pcow')
+            cut.write_bytes(self.top.read_bytes()[:size])
+            self.assertIn(f'A repair would lose {words}', self.img('check', cut, code=2))
+            result = self.run_program('pcow-img', 'check', '-r', 'all', cut, code=2)
+            self.assertIn(f'it would lose {words}', result.stderr)
+            self.assertEqual(size, cut.stat().st_size)
+
+    def test_the_way_back(self):
+        """What the runbook says: keep, repair, list, take out, put back."""
+        self.damage()
+        self.top.chmod(0o640)
+        result = self.img_json('check', '-r', 'all', '--accept-loss', self.top)
+        rescue = self.path('top.pcow.rescue')
+        self.assertEqual(str(rescue), result['rescue'])
+        self.assertEqual(0o640, stat.S_IMODE(rescue.stat().st_mode))
+        self.assertEqual(131072, result['lost-size'])
+        self.io(self.top, 'read -P 0xba 0 64k', 'read -P 3 4M 64k')
+        self.assertIn('before "it"', self.img('snapshot', '-l', self.top))
+        table = self.img('rescue', rescue)
+        self.assertEqual(
+            [('65536', '65536'), ('65536', '65536')],
+            re.findall(r'^\d+ +data +0 +- +(\d+) +(\d+)', table, re.MULTILINE),
+        )
+        self.img('rescue', '-x', 'out', rescue)
+        listed = json.loads(self.img('rescue', '--output=json', rescue))
+        self.assertTrue(listed['repaired'])
+        self.assertEqual(['before "it"', None], [x.get('snapshot') for x in listed['layers']])
+        files = sorted(self.path('out').iterdir())
+        self.assertEqual([b'\1' * 65536, b'\2' * 65536], [file.read_bytes() for file in files])
+        self.assertEqual(0o600, stat.S_IMODE(files[0].stat().st_mode))
+        self.io(self.top, f'write -s {files[0]} 0 64k')
+        self.io(self.top, 'read -P 1 0 64k')
+        self.img_fails('rescue', '-x', 'out', rescue, message='cannot make the directory')
+        # a second loss is not mixed with the first
+        images.patch(self.top, _OWNERS + 3 * 8, b'\xff' * 8)
+        self.img_fails(
+            'check', '-r', 'all', '--accept-loss', self.top, message='keeps what an earlier repair'
+        )
+
+    def test_bitmaps(self):
+        """They look like those of slabs that were never stored to: a leak, but told as data."""
+        images.patch(self.top, _BITMAPS, bytes(4096))
+        found = self.img_json('check', self.top, code=3)
+        self.assertEqual((196608, 'estimate'), (found['lost-size'], found['lost-size-is']))
+        self.assertIn('may be data', self.img('check', self.top, code=3))
+        before = images.digest(self.top)
+        result = self.run_program('pcow-img', 'check', '-r', 'leaks', self.top, code=3)
+        self.assertIn('check -r leaks --accept-loss', result.stderr)
+        self.assertEqual(before, images.digest(self.top))
+        self.img('check', '-q', '-r', 'leaks', '--accept-loss', self.top)
+        self.img('rescue', '-x', 'out', 'top.pcow.rescue')
+        self.assertEqual(
+            [
+                '0001-data-layer-1-at-0',
+                '0002-data-layer-1-at-2097152',
+                '0003-data-layer-2-at-4194304',
+            ],
+            sorted(file.name for file in self.path('out').iterdir()),
+        )
+
+    def test_slab_table(self):
+        """A page of it that is zeros: nothing has an owner, and the pages are kept."""
+        images.patch(self.top, _OWNERS, bytes(4096))
+        found = self.img_json('check', self.top, code=3)
+        self.assertEqual((196608, 'at-most'), (found['lost-size'], found['lost-size-is']))
+        self.img('check', '-q', '-r', 'leaks', self.top, code=3)
+        self.img('check', '-q', '-r', 'leaks', '--accept-loss', self.top)
+        self.assertEqual(3, self.img('rescue', 'top.pcow.rescue').count(' 65536          65536'))
+
+    def test_files_that_are_none(self):
+        rescue = self.path('x.rescue')
+        good = b'{"pcow-rescue": 1, "uuid": "00", "date": 1}\n'
+        for content, message in (
+            (b'', 'end is missing'),
+            (b'no\n', 'none of a rescue file'),
+            (b'{"pcow-rescue": 2}\n', 'none of a rescue file'),
+            (good, 'interrupted before it changed anything'),
+            (good * 2, 'none of a rescue file'),
+            (good + b'{"at": 0, "bytes": 1}\nx\n', 'outside'),
+            (good + b'{"lost": "data", "there": 4096}\n{"at": 4000, "bytes": 97}\n', 'outside'),
+            (good + b'{"lost": "data", "there": 9}\n{"at": 0, "bytes": 9}\nshort', 'cut short'),
+            (good + b'{"lost": "../../x", "there": 9, "guest-offset": "../x"}\n', 'end is missing'),
+        ):
+            rescue.write_bytes(content)
+            result = self.run_program('pcow-img', 'rescue', '--output=json', rescue, code=1)
+            self.one_line(result, 'pcow-img', message)
+        self.img_fails('rescue', '-x', 'out', rescue, message='end is missing')
+        self.assertEqual(
+            ['0001-unknown-layer-0-at-0'], [file.name for file in self.path('out').iterdir()]
+        )
+        self.img_fails('rescue', 'none', message='cannot open none')

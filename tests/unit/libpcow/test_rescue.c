@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The file that keeps what a repair drops. */
+#include "rich.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check/check.h"
+
+#define IMAGE scratch("image.pcow")
+#define RESCUE scratch("image.pcow.rescue")
+
+static struct rich *rich;
+/* Of each layer the pages, and bytes of VM state, that were found in files of repairs. */
+static struct kept {
+    bool page[RICH_LAYERS + 1][RICH_PAGES];
+    uint64_t unplaced, states, records;
+    bool whole, repaired;
+} kept;
+
+static uint8_t first_words[RICH_LAYERS + 1][RICH_PAGES][16];
+
+static void poke(uint64_t offset, const void *from, size_t length)
+{
+    int fd = open(IMAGE, O_WRONLY);
+
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, from, length, (off_t)offset), length);
+    close(fd);
+}
+
+/* The owner words of all file slabs from this one on. */
+static void lose_owners(uint64_t first)
+{
+    const uint64_t junk = UINT64_C(0x1234567812345678);
+
+    rich_put_back(rich);
+    for (uint64_t slab = first; slab < rich->slabs; slab++)
+        if (rich->owner[slab].kind)
+            poke(owner_offset(slab), &junk, sizeof junk);
+}
+
+static int repair(unsigned flags, struct pcow_check_result *result, struct pcow_error *error)
+{
+    return pcow_check(IMAGE, PCOW_CHECK_REPAIR | flags, NULL, NULL, result, error);
+}
+
+/* ---- reading it ------------------------------------------------------------------------------ */
+
+static uint64_t number(const char *line, const char *key)
+{
+    const char *at = strstr(line, key);
+
+    return at ? strtoull(at + strlen(key), NULL, 10) : UINT64_MAX;
+}
+
+/* Which page of which layer it is: nothing tells but the content. */
+static void find_page(const uint8_t *bytes)
+{
+    for (uint32_t id = 1; id <= RICH_LAYERS; id++)
+        for (uint64_t page = 0; page < RICH_PAGES; page++) {
+            uint8_t expected[PCOW_PAGE_SIZE];
+
+            if (kept.page[id][page] || !rich->layer[id].page[page]
+                || memcmp(bytes, first_words[id][page], sizeof first_words[id][page]))
+                continue;
+            rich_page(id, page, expected);
+            assert_memory_equal(bytes, expected, sizeof expected);
+            kept.page[id][page] = true;
+            return;
+        }
+}
+
+static void take_content(const char *lost, uint64_t at, const uint8_t *bytes, uint64_t length)
+{
+    uint64_t layer = number(lost, "\"layer\": "), offset = number(lost, "\"guest-offset\": ");
+
+    if (strstr(lost, "\"state\"")) {
+        uint8_t *expected = malloc(rich->layer[layer].state_size);
+
+        rich_state((uint32_t)layer, rich->layer[layer].state_size, expected);
+        assert_memory_equal(bytes, expected + offset + at, length);
+        kept.states += length;
+        free(expected);
+        return;
+    }
+    if (strstr(lost, "\"snapshot\"") && !strstr(lost, "\"data\"")) {
+        kept.records++;
+        return;
+    }
+    for (uint64_t in = 0; in < length; in += PCOW_PAGE_SIZE) {
+        uint64_t page = (offset + at + in) / PCOW_PAGE_SIZE;
+        uint8_t expected[PCOW_PAGE_SIZE];
+
+        if (offset == UINT64_MAX) {
+            find_page(bytes + in);
+            kept.unplaced += strstr(lost, "\"data\"") ? PCOW_PAGE_SIZE : 0;
+            continue;
+        }
+        rich_page((uint32_t)layer, page, expected);
+        assert_memory_equal(bytes + in, expected, sizeof expected);
+        kept.page[layer][page] = true;
+    }
+}
+
+static void read_rescue(const char *path)
+{
+    static uint8_t bytes[PCOW_SLAB_SIZE];
+    char line[2048], lost[2048] = "";
+    FILE *file = fopen(path, "r");
+
+    assert_non_null(file);
+    assert_non_null(fgets(line, sizeof line, file));
+    assert_non_null(strstr(line, "{\"pcow-rescue\": 1, \"uuid\": \""));
+    kept.whole = kept.repaired = false;
+    while (fgets(line, sizeof line, file)) {
+        assert_int_equal(line[strlen(line) - 1], '\n');
+        kept.whole |= !!strstr(line, "{\"end\": ");
+        kept.repaired |= !!strstr(line, "{\"repaired\": true}");
+        if (strstr(line, "{\"lost\": "))
+            memcpy(lost, line, sizeof lost);
+        if (strstr(line, "\"bytes\": ")) {
+            uint64_t length = number(line, "\"bytes\": ");
+
+            assert_in_range(length, 1, sizeof bytes);
+            assert_int_equal(fread(bytes, 1, length, file), length);
+            assert_int_equal(fgetc(file), '\n');
+            take_content(lost, number(line, "\"at\": "), bytes, length);
+        }
+    }
+    fclose(file);
+}
+
+static uint64_t kept_pages(void)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t id = 1; id <= RICH_LAYERS; id++)
+        for (uint64_t page = 0; page < RICH_PAGES; page++)
+            bytes += kept.page[id][page] * PCOW_PAGE_SIZE;
+    return bytes;
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static void test_content(void **state)
+{
+    struct pcow_check_result result;
+    struct stat image, file;
+
+    (void)state;
+    memset(&kept, 0, sizeof kept);
+    lose_owners(1);
+    assert_int_equal(chmod(IMAGE, 0640), 0);
+    MUST(repair(PCOW_CHECK_ACCEPT_LOSS, &result, &error));
+    assert_string_equal(result.rescue_suffix, ".rescue");
+    read_rescue(RESCUE);
+    assert_true(kept.whole && kept.repaired);
+    assert_int_equal(kept_pages(), rich_data(rich));
+    /* Whose they were nothing tells; nor of what was free already. */
+    assert_in_range(kept.unplaced, rich_data(rich), result.lost_size);
+    assert_int_equal(stat(IMAGE, &image), 0);
+    assert_int_equal(stat(RESCUE, &file), 0);
+    assert_int_equal(file.st_mode, image.st_mode);
+    assert_int_equal(file.st_uid, image.st_uid);
+    assert_int_equal(file.st_gid, image.st_gid);
+}
+
+/* Cut inside: what is left of it is kept, with its place. */
+static void test_cut_state(void **state)
+{
+    struct pcow_check_result result;
+    uint64_t slab = 1;
+
+    (void)state;
+    memset(&kept, 0, sizeof kept);
+    while (rich->owner[slab].kind != OWNER_STATE || rich->owner[slab].number != 1)
+        slab++;
+    rich_put_back(rich);
+    assert_int_equal(truncate(IMAGE, (off_t)((slab << SLAB_BITS) + 64 * KIB)), 0);
+    MUST(repair(PCOW_CHECK_ACCEPT_LOSS, &result, &error));
+    assert_int_equal(result.lost_size, rich_behind(rich, (slab << SLAB_BITS) + 64 * KIB));
+    read_rescue(RESCUE);
+    assert_int_equal(kept.states, PCOW_SLAB_SIZE + 64 * KIB);
+}
+
+static void test_records(void **state)
+{
+    struct pcow_check_result result;
+    uint8_t junk[PCOW_PAGE_SIZE];
+
+    (void)state;
+    memset(&kept, 0, sizeof kept);
+    rich_put_back(rich);
+    memset(junk, 0xff, sizeof junk);
+    poke(LAYER_TABLE_OFFSET, junk, sizeof junk);
+    MUST(repair(PCOW_CHECK_ACCEPT_LOSS, &result, &error));
+    read_rescue(RESCUE);
+    assert_int_equal(result.lost_size, 0);
+    assert_in_range(kept.records, RICH_LAYERS - 1, 16);
+}
+
+/* A name that is taken is not written over, nor what a link points to. */
+static void test_name_is_taken(void **state)
+{
+    struct pcow_check_result result;
+    struct stat before, after;
+
+    (void)state;
+    lose_owners(3);
+    MUST(repair(PCOW_CHECK_ACCEPT_LOSS, &result, &error));
+    assert_int_equal(stat(RESCUE, &before), 0);
+    assert_int_equal(rename(RESCUE, scratch("kept")), 0);
+    lose_owners(3);
+    assert_int_equal(rename(scratch("kept"), RESCUE), 0);
+    MUST_FAIL(-EEXIST, repair(PCOW_CHECK_ACCEPT_LOSS, &result, &error));
+    assert_int_equal(stat(RESCUE, &after), 0);
+    assert_int_equal(before.st_size, after.st_size);
+    assert_int_equal(unlink(RESCUE), 0);
+    assert_int_equal(symlink("nowhere", RESCUE), 0);
+    MUST_FAIL(-EEXIST, repair(PCOW_CHECK_ACCEPT_LOSS, &result, &error));
+    assert_int_equal(access(scratch("nowhere"), F_OK), -1);
+    MUST(pcow_check(IMAGE, 0, NULL, NULL, &result, &error));
+    assert_true(result.lost_size > 0);
+    assert_int_equal(unlink(RESCUE), 0);
+    MUST(repair(PCOW_CHECK_ACCEPT_LOSS, &result, &error));
+}
+
+/* ---- interrupted ----------------------------------------------------------------------------- */
+
+struct killer {
+    struct observer observer;
+    unsigned left;
+};
+
+static int kill_at(struct observer *observer, const struct observation *observation)
+{
+    struct killer *killer = (struct killer *)observer;
+
+    (void)observation;
+    if (killer->left-- == 0)
+        _exit(1);
+    return 0;
+}
+
+/* True: it was killed at this step. */
+static bool repair_until(unsigned step)
+{
+    struct killer killer = {.observer = {.look = kill_at}, .left = step};
+    int status;
+    pid_t child = fork();
+
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct pcow_check_result result;
+        struct pcow_error error;
+
+        _exit(
+            check_file(&(struct check_request){.path = IMAGE,
+                                               .flags = PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS,
+                                               .result = &result,
+                                               .error = &error,
+                                               .observer = &killer.observer})
+                ? 2
+                : 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) < 2);
+    return WEXITSTATUS(status) == 1;
+}
+
+/* Whenever it is killed: a second one goes on, and the files of both hold everything. */
+static void test_interrupted(void **state)
+{
+    unsigned step = 0, in_two = 0;
+    bool killed;
+
+    (void)state;
+    do {
+        struct pcow_check_result result;
+
+        memset(&kept, 0, sizeof kept);
+        lose_owners(1);
+        killed = repair_until(step++);
+        MUST(repair(PCOW_CHECK_ACCEPT_LOSS, &result, &error));
+        must_be_clean(IMAGE);
+        if (access(RESCUE, F_OK) == 0)
+            read_rescue(RESCUE);
+        if (strcmp(result.rescue_suffix, ".rescue-2") == 0) {
+            assert_true(kept.whole && !kept.repaired);
+            read_rescue(scratch("image.pcow.rescue-2"));
+            assert_true(kept.whole && kept.repaired);
+            in_two++;
+        }
+        assert_int_equal(kept_pages(), rich_data(rich));
+    } while (killed);
+    print_message("killed at %u steps, in %u of them something was left to be lost\n", step - 1,
+                  in_two);
+    assert_true(step > 20 && in_two > 5);
+}
+
+/* ---- no room --------------------------------------------------------------------------------- */
+
+static void test_no_room(void **state)
+{
+    const uint64_t junk = UINT64_C(0x1234567812345678);
+    struct pcow_check_result result;
+    char path[512], rescue[600];
+    uint8_t page[PCOW_PAGE_SIZE];
+    struct stat before, after;
+    pcow_image *image;
+    int fd;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/image.pcow", pool_directory());
+    snprintf(rescue, sizeof rescue, "%s.rescue", path);
+    image = must_create_without_mirror(path, RICH_SIZE);
+    memset(page, 9, sizeof page);
+    for (uint64_t i = 0; i < 512; i++)
+        MUST(pcow_write(image, i * PCOW_PAGE_SIZE, page, sizeof page, &error));
+    pcow_close(image);
+    fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, &junk, sizeof junk, (off_t)owner_offset(1)), sizeof junk);
+    close(fd);
+    pool_resize("3m");
+    assert_int_equal(stat(path, &before), 0);
+    MUST_FAIL(-ENOSPC, pcow_check(path, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL,
+                                  &result, &error));
+    assert_int_equal(stat(path, &after), 0);
+    assert_int_equal(before.st_blocks, after.st_blocks);
+    assert_int_equal(access(rescue, F_OK), -1);
+    pool_resize("16m");
+    MUST(pcow_check(path, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL, &result, &error));
+    assert_int_equal(result.lost_size, PCOW_SLAB_SIZE);
+    assert_int_equal(access(rescue, F_OK), 0);
+}
+
+static int setup_pool(void **state)
+{
+    return pool_mount(state, "16m");
+}
+
+static int setup(void **state)
+{
+    int ret = scratch_setup(state);
+
+    rich = rich_make();
+    for (uint32_t id = 1; id <= RICH_LAYERS; id++)
+        for (uint64_t page = 0; page < RICH_PAGES; page++) {
+            uint8_t bytes[PCOW_PAGE_SIZE];
+
+            rich_page(id, page, bytes);
+            memcpy(first_words[id][page], bytes, sizeof first_words[id][page]);
+        }
+    return ret;
+}
+
+static int teardown(void **state)
+{
+    rich_free(rich);
+    return scratch_teardown(state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_content, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cut_state, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_records, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_name_is_taken, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_interrupted, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_room, setup_pool, pool_unmount),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
