@@ -83,6 +83,14 @@ class ChecksumTest(images.ImageTestCase):
         self.damage()
         self.assertIn("of snapshot 's1'", self.img('check', '--data', 'a.pcow', code=2))
 
+    def test_older_image(self):
+        self.img('create', '-q', '-f', 'pcow', '-o', 'mirror=off', 'old.pcow', '64M')
+        self.run_program('pcow-io', '-c', 'write -P 5 0 3M', self.path('old.pcow'))
+        self.img_fails('seal', '--checksums', 'old.pcow', message='amend -o mirror=on')
+        self.img('amend', '-f', 'pcow', '-o', 'mirror=on', 'old.pcow')
+        self.img('seal', '-q', '--checksums', 'old.pcow')
+        self.assertEqual(3 * MIB, self.img_json('check', '--data', 'old.pcow')['data-verified'])
+
     def test_rate(self):
         begun = time.monotonic()
         self.img('seal', '-q', '--checksums', '--rate', '12M', 'a.pcow')
