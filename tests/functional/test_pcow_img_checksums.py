@@ -85,11 +85,11 @@ class ChecksumTest(images.ImageTestCase):
 
     def test_older_image(self):
         self.img('create', '-q', '-f', 'pcow', '-o', 'mirror=off', 'old.pcow', '64M')
-        self.run_program('pcow-io', '-c', 'write -P 5 0 3M', self.path('old.pcow'))
+        self.run_program('pcow-io', '-c', 'write -P 5 0 4M', self.path('old.pcow'))
         self.img_fails('seal', '--checksums', 'old.pcow', message='amend -o mirror=on')
         self.img('amend', '-f', 'pcow', '-o', 'mirror=on', 'old.pcow')
         self.img('seal', '-q', '--checksums', 'old.pcow')
-        self.assertEqual(3 * MIB, self.img_json('check', '--data', 'old.pcow')['data-verified'])
+        self.assertEqual(4 * MIB, self.img_json('check', '--data', 'old.pcow')['data-verified'])
 
     def test_rate(self):
         begun = time.monotonic()
