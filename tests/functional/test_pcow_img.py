@@ -14,6 +14,7 @@ class CommandLineTest(images.ImageTestCase):
     COMMANDS = (
         'amend',
         'check',
+        'checksum',
         'commit',
         'compare',
         'convert',

@@ -142,8 +142,8 @@ int pcow_checksum(pcow_image *image, const char *snapshot, bool with_active,
                         image->file.path);
     if (!ret && image->file.heads < MIRROR_HEADS)
         ret = error_set(error, -ENOTSUP,
-                        "%s has no place for checksums, as it was made by an older version; "
-                        "pcow-img convert makes one that has",
+                        "%s has no mirror of its metadata, and so no place for checksums; pcow-img "
+                        "amend -o mirror=on makes both",
                         image->file.path);
     /* They must not be on the medium before what they tell of. */
     if (!ret)

@@ -17,6 +17,7 @@ from pcow_driver.pools import capacity
 from pcow_driver.pools import device
 from pcow_driver.pools import registry
 from pcow_driver.pools import scrubs
+from pcow_driver.templates import template
 from tests.unit.pcow_driver import base
 
 MIB = units.MIB
@@ -115,6 +116,21 @@ class ScrubTest(base.TestCase):
         self.assertRaises(exception.ImageDamaged, fork.fork, path, 's', 'f')
         self.assertRaises(exception.ImageDamaged, device.create_on, self.pool, 'o', 'device')
 
+    def test_template(self) -> None:
+        """All of what a build makes can be judged."""
+        source = self.directory / 'source.raw'
+        source.write_bytes(os.urandom(MIB))
+        template.build(self.pool, 'debian', str(source), 'raw')
+        found = self._scrub().images['debian']
+        self.assertGreater(found.verified, MIB)
+        self.assertEqual((0, ()), (found.without, found.findings))
+        self._damage('debian', DATA + 2 * MIB + 5000)
+        self.assertRaises(exception.ImageDamaged, self._scrub_and_create, 'server', base='debian')
+
+    def _scrub_and_create(self, name: str, base: str) -> None:
+        self._scrub()
+        device.create_on(self.pool, name, base)
+
     def test_accepted(self) -> None:
         self._damage('a')
         self.assertRaises(exception.UsageInvalid, scrub.accept, self.pool, 'a')
@@ -188,7 +204,10 @@ class ScrubTest(base.TestCase):
             )
             return done.returncode, done.stdout + done.stderr
 
-        code, text = run('pool', 'scrub', 'p', '--rate', '1G', '--resume')
+        # as the timer does
+        unit = (base.TOP / 'etc/systemd/system/pcow-scrub@.service').read_text()
+        line = next(line for line in unit.splitlines() if line.startswith('ExecStart='))
+        code, text = run(*line.replace('%i', 'p').split()[1:])
         self.assertEqual(0, code, text)
         self.assertIn('OK a: 64 KiB verified, 0 B without a checksum\n', text)
         self._damage('a')

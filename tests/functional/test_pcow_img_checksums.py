@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pcow-img: checksums of data that is final, and damage of it."""
+
+import time
+
+from tests.functional import images
+from tests.functional.images import KIB
+from tests.functional.images import MIB
+
+# where the first data lies: behind the three slabs at the begin of the group
+DATA = 6 * MIB
+
+
+class ChecksumTest(images.ImageTestCase):
+    def setUp(self):
+        super().setUp()
+        self.img('create', '-q', '-f', 'pcow', 'a.pcow', '64M')
+        self.run_program('pcow-io', '-c', 'write -P 5 0 12M', self.path('a.pcow'))
+
+    def info(self):
+        return self.img_json('info', 'a.pcow')['format-specific']['data']
+
+    def damage(self):
+        with open(self.path('a.pcow'), 'r+b') as f:
+            f.seek(DATA + 70 * KIB)
+            f.write(b'x')
+
+    def test_sealed(self):
+        self.assertEqual(
+            'Image sealed, with checksums.\n', self.img('seal', '--checksums', 'a.pcow')
+        )
+        self.assertTrue(self.info()['checksums'])
+        self.assertIn('sealed: true, with checksums\n', self.img('info', 'a.pcow'))
+        self.assertIn(
+            'Data: 12 MiB verified, 0 B damaged, 0 B with a damaged checksum, '
+            '0 B without a checksum\n',
+            self.img('check', '--data', 'a.pcow'),
+        )
+        self.damage()
+        self.assertEqual(0, self.img_json('check', 'a.pcow')['corruptions'])
+        text = self.img('check', '--data', 'a.pcow', code=2)
+        self.assertIn(
+            'ERROR: the 2 MiB from guest byte 0 of the active layer (file slab 3): it is not what '
+            'its checksum was made of\n',
+            text,
+        )
+        result = self.img_json('check', '--data', 'a.pcow', code=2)
+        self.assertEqual(
+            [1, 0, True, 10 * MIB, 2 * MIB, 0, 0],
+            [
+                result[key]
+                for key in (
+                    'corruptions',
+                    'corruptions-fixed',
+                    'data-checked',
+                    'data-verified',
+                    'data-damaged',
+                    'data-unjudged',
+                    'data-without-checksum',
+                )
+            ],
+        )
+        # no repair touches it
+        self.img('check', '-q', '-r', 'all', '--data', 'a.pcow', code=2)
+        self.img('check', '-q', '--data', 'a.pcow', code=2)
+
+    def test_sealed_without(self):
+        self.assertEqual('Image sealed.\n', self.img('seal', 'a.pcow'))
+        self.assertFalse(self.info()['checksums'])
+        result = self.img_json('check', '--data', 'a.pcow')
+        self.assertEqual((0, 12 * MIB), (result['data-verified'], result['data-without-checksum']))
+
+    def test_snapshots(self):
+        self.img_fails('checksum', 'a.pcow', 's1', message="has no snapshot 's1'")
+        self.img('snapshot', '-c', 's1', 'a.pcow')
+        self.run_program('pcow-io', '-c', 'write -P 6 0 2M', self.path('a.pcow'))
+        self.assertEqual('Checksums made.\n', self.img('checksum', 'a.pcow'))
+        self.assertEqual('', self.img('checksum', '-q', 'a.pcow', 's1'))
+        result = self.img_json('check', '--data', 'a.pcow')
+        self.assertEqual(
+            (12 * MIB, 2 * MIB), (result['data-verified'], result['data-without-checksum'])
+        )
+        self.damage()
+        self.assertIn("of snapshot 's1'", self.img('check', '--data', 'a.pcow', code=2))
+
+    def test_older_image(self):
+        self.img('create', '-q', '-f', 'pcow', '-o', 'mirror=off', 'old.pcow', '64M')
+        self.run_program('pcow-io', '-c', 'write -P 5 0 4M', self.path('old.pcow'))
+        self.img_fails('seal', '--checksums', 'old.pcow', message='amend -o mirror=on')
+        self.img('amend', '-f', 'pcow', '-o', 'mirror=on', 'old.pcow')
+        self.img('seal', '-q', '--checksums', 'old.pcow')
+        self.assertEqual(4 * MIB, self.img_json('check', '--data', 'old.pcow')['data-verified'])
+
+    def test_rate(self):
+        begun = time.monotonic()
+        self.img('seal', '-q', '--checksums', '--rate', '12M', 'a.pcow')
+        self.assertGreater(time.monotonic() - begun, 0.9)
+        begun = time.monotonic()
+        self.img('check', '-q', '--data', '--rate', '12M', 'a.pcow')
+        self.assertGreater(time.monotonic() - begun, 0.9)
+        self.img_fails('check', '--rate', 'x', 'a.pcow', message='rate')
