@@ -100,6 +100,75 @@ static void test_amend(void **state)
     }
 }
 
+/* Who reads a snapshot keeps what it reads: amend waits for nobody, and says who is in the way. */
+static void test_reader_of_a_snapshot(void **state)
+{
+    uint8_t *content = malloc(SIZE);
+    pcow_image *reader;
+
+    (void)state;
+    make_image(false);
+    MUST(pcow_open(IMAGE, 0, "s", &reader, &error));
+    MUST_FAIL(-EBUSY, pcow_add_mirror(IMAGE, &error));
+    MUST(pcow_read(reader, 0, content, SIZE, &error));
+    assert_memory_equal(content, first, SIZE);
+    pcow_close(reader);
+    free(content);
+    pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
+    MUST(pcow_add_mirror(IMAGE, &error));
+    expect_content();
+    unlink(IMAGE);
+}
+
+/* The content is what it was, so what stands on the image opens as before. */
+static void test_images_on_it(void **state)
+{
+    struct pcow_create_options options = {.base = IMAGE};
+
+    (void)state;
+    make_image(false);
+    MUST(pcow_create(scratch("top.pcow"), &options, &error));
+    MUST(pcow_add_mirror(IMAGE, &error));
+    pcow_close(must_open(scratch("top.pcow"), PCOW_OPEN_WRITE));
+    unlink(scratch("top.pcow"));
+    unlink(IMAGE);
+}
+
+static int no_space(struct observer *observer, const struct observation *observation)
+{
+    unsigned *left = (unsigned *)(observer + 1);
+
+    if (observation->what != OBSERVED_ALLOCATE && observation->what != OBSERVED_WRITE)
+        return 0;
+    return *left ? (--*left, 0) : -ENOSPC;
+}
+
+/* The pool is full at any of its requests for space: the image is as it was, and can be used. */
+static void test_full_pool(void **state)
+{
+    unsigned wanted = 0;
+
+    (void)state;
+    for (int ret = -ENOSPC; ret; wanted++) {
+        struct { struct observer observer; unsigned left; } full = {
+            {.persistence = PCOW_PERSISTENCE_VOLATILE, .look = no_space}, wanted};
+
+        unlink(IMAGE);
+        make_image(wanted % 2);
+        ret = image_add_mirror(IMAGE, &full.observer, NULL);
+        if (ret) {
+            assert_int_equal(ret, -ENOSPC);
+            pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
+            expect_mirror(false);
+        }
+        expect_content();
+        must_be_clean(IMAGE);
+        assert_true(wanted < 1000);
+    }
+    assert_true(wanted > 5);
+    unlink(IMAGE);
+}
+
 /* It ends its process before the operation of this number. */
 struct killer {
     struct observer observer;
@@ -208,6 +277,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_amend),
+        TEST(test_reader_of_a_snapshot),
+        TEST(test_images_on_it),
+        TEST(test_full_pool),
         TEST(test_killed_anywhere),
         TEST(test_checked_in_between),
     };

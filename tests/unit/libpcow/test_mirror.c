@@ -414,6 +414,81 @@ static void test_killed_writer(void **state)
     unlink(IMAGE);
 }
 
+/* A child stores to slabs and is killed; what it flushed counts. */
+static void store_and_die(uint8_t fill)
+{
+    int status;
+    pid_t child = fork();
+
+    if (child == 0) {
+        uint8_t content[PAGE];
+        pcow_image *image;
+
+        memset(content, fill, sizeof content);
+        if (pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, NULL))
+            _exit(1);
+        for (unsigned slab = 0; slab < 8; slab++)
+            if (pcow_write(image, slab * PCOW_SLAB_SIZE, content, sizeof content, NULL))
+                _exit(2);
+        _exit(pcow_flush(image, NULL) ? 3 : 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+static void expect_stored(uint8_t fill)
+{
+    uint8_t content[PAGE];
+    pcow_image *image = must_open(IMAGE, 0);
+
+    for (unsigned slab = 0; slab < 8; slab++) {
+        MUST(pcow_read(image, slab * PCOW_SLAB_SIZE, content, sizeof content, &error));
+        assert_int_equal(content[0], fill);
+    }
+    pcow_close(image);
+}
+
+/*
+ * The medium lost the checksums of an image whose only writer was killed: its copies are empty
+ * still, and must not be taken for what the pages held.
+ */
+static void test_checksums_lost_after_a_kill(void **state)
+{
+    static const uint8_t zeros[PAGE];
+
+    (void)state;
+    pcow_close(must_create(IMAGE, SIZE, 0, NULL));
+    store_and_die(7);
+    write_page(METADATA_PAGES + CHECKSUMS_PAGE, zeros);
+    assert_true(check(0).corruptions > 0);
+    check(PCOW_CHECK_REPAIR);
+    expect_stored(7);
+    expect_clean("repaired");
+    unlink(IMAGE);
+}
+
+/* A crash lost the marks, and of the word that says so a bit is wrong: the pages count. */
+static void test_damaged_word_unordered(void **state)
+{
+    uint64_t words[METADATA_PAGES];
+
+    (void)state;
+    pcow_image *image = must_create(IMAGE, SIZE, 0, NULL);
+
+    store(image, 0, 1);
+    pcow_close(image);
+    read_pages(pristine);
+    memcpy(words, pristine[METADATA_PAGES + CHECKSUMS_PAGE], sizeof words);
+    store_and_die(9);
+    words[CHECKSUMS_UNORDERED] = word_encode(1) ^ 8;
+    write_page(METADATA_PAGES + CHECKSUMS_PAGE, words);
+    expect_stored(9);
+    check(PCOW_CHECK_REPAIR);
+    expect_stored(9);
+    expect_clean("repaired");
+    unlink(IMAGE);
+}
+
 /* Who reads beside a writer is told nothing of what is stale at the moment. */
 static void test_beside_a_writer(void **state)
 {
@@ -485,6 +560,7 @@ int main(void)
         TEST(test_what_it_held_is_told),
         TEST(test_page_and_mirror),     TEST(test_killed_writer),
         TEST(test_beside_a_writer),     TEST(test_mark_of_another_process),
+        TEST(test_checksums_lost_after_a_kill), TEST(test_damaged_word_unordered),
         TEST(test_image_without),
     };
 
