@@ -61,7 +61,7 @@ class ExitCodesTest(test_pcowctl.TestCase):
         """The owner word of a slab that holds data."""
         self.heal()
         self.run_program(test_pcowctl.BIN / 'pcow-io', '-c', 'write 0 64k', self.image)
-        images.patch(self.image, (64 << 10) + 8, b'\xff' * 8)
+        images.patch(self.image, (64 << 10) + 8, b'\xff' * 16)  # whichever of the first two
 
     def leak(self) -> None:
         """As a crash leaves it: a slab that nothing refers to."""

@@ -13,7 +13,9 @@
 #include "size.h"
 
 /* Of the file format, doc/source/reference/format.rst. */
-#define SLABS_IN_GROUP 16384                   /* the first one of each holds metadata */
+#define SLABS_IN_GROUP 16384
+#define HEADS_OF_GROUP 3                       /* the first ones: metadata, its mirror, checksums */
+#define DATA_IN_GROUP (SLABS_IN_GROUP - HEADS_OF_GROUP)
 #define TABLE_ENTRY_SIZE 8
 #define PAGE_BITMAP_SIZE 64
 #define FIXED_METADATA (4 * PCOW_PAGE_SIZE)    /* header, its copy, locks, first layer records */
@@ -35,17 +37,18 @@ static uint64_t divide_up(uint64_t a, uint64_t b)
     return (a + b - 1) / b;
 }
 
-/* Blocks of the file for the tables of so many data slabs, in whole pages. */
+/* Blocks of the file for the tables of so many data slabs, in whole pages, and their mirror. */
 static uint64_t metadata_size(uint64_t slabs)
 {
-    uint64_t full = slabs / (SLABS_IN_GROUP - 1), rest = slabs % (SLABS_IN_GROUP - 1);
+    uint64_t full = slabs / DATA_IN_GROUP, rest = slabs % DATA_IN_GROUP;
     uint64_t size = FIXED_METADATA + full * SLABS_IN_GROUP * (TABLE_ENTRY_SIZE + PAGE_BITMAP_SIZE);
 
     if (rest || !full) {
-        size += round_up((rest + 1) * TABLE_ENTRY_SIZE, PCOW_PAGE_SIZE)
-                + round_up((rest + 1) * PAGE_BITMAP_SIZE, PCOW_PAGE_SIZE);
+        size += round_up((rest + HEADS_OF_GROUP) * TABLE_ENTRY_SIZE, PCOW_PAGE_SIZE)
+                + round_up((rest + HEADS_OF_GROUP) * PAGE_BITMAP_SIZE, PCOW_PAGE_SIZE);
     }
-    return size;
+    /* And a page of checksums of it in each group. */
+    return 2 * size + (full + 1) * PCOW_PAGE_SIZE;
 }
 
 /* Length of the file when every slab is in use. */
@@ -53,7 +56,7 @@ static uint64_t full_size(uint64_t virtual_size)
 {
     uint64_t slabs = divide_up(virtual_size, PCOW_SLAB_SIZE);
 
-    return (slabs + divide_up(slabs ? slabs : 1, SLABS_IN_GROUP - 1)) * PCOW_SLAB_SIZE;
+    return (slabs + HEADS_OF_GROUP * divide_up(slabs ? slabs : 1, DATA_IN_GROUP)) * PCOW_SLAB_SIZE;
 }
 
 /* Count units of so many bytes that the range touches, after those up to *counted. */
