@@ -79,11 +79,12 @@ char *arena_text(struct arena *arena, const char *text, size_t length)
 char *arena_format(struct arena *arena, const char *format, ...)
 {
     va_list args;
-    char *result;
+    char *result, nothing[1];
     int length;
 
+    /* GCC 12 with UBSan takes it for NULL where nothing is written at all. */
     va_start(args, format);
-    length = vsnprintf(NULL, 0, format, args);
+    length = vsnprintf(nothing, sizeof nothing, format ? format : "", args);
     va_end(args);
     if (length < 0)
         longjmp(arena->out, 1);

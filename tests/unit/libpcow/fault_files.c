@@ -114,10 +114,13 @@ static void verify_sealed_or_not(struct crash *c, const char *where)
 static void prepare_interrupted(struct crash *c)
 {
     uint64_t open_word = layer_state_word(2, LAYER_OPEN, 0, 0),
-             hidden = layer_state_word(1, LAYER_HIDDEN, 0, 0);
+             hidden = layer_state_word(1, LAYER_HIDDEN, 0, 0),
+             stale = checksum_encode(CHECKSUM_STALE, 0),
+             page = LAYER_TABLE_OFFSET / PCOW_PAGE_SIZE;
 
     poke(c->top, LAYER_TABLE_OFFSET + LAYER_RECORD_SIZE, &open_word, sizeof open_word);
     poke(c->top, LAYER_TABLE_OFFSET, &hidden, sizeof hidden);
+    poke(c->top, mirror_offset(0, CHECKSUMS_PAGE) + page * sizeof stale, &stale, sizeof stale);
     world_remove(&c->now, "s1");
     world_remove(&c->now, "s2");
 }
@@ -172,11 +175,13 @@ static const struct {
     void (*failed)(struct crash *c, const char *where);
     void (*done)(struct crash *c, const char *where);
     bool leaves_blocks;                        /* that it cannot punch out, to the next writer */
+    /* when it is done, which brings the mirror up to date, or leaves that to the next writer */
+    bool closes;
 } file_operations[] = {
-    {"create", prepare_nothing, run_create, verify_not_created, verify_created, false},
-    {"unseal", prepare_sealed, run_unseal, verify_sealed_or_not, verify_whole, false},
-    {"open after a crash", prepare_interrupted, run_open, verify_readable, verify_whole, true},
-    {"check -r", prepare_damaged, run_repair, verify_nothing, verify_whole, false},
+    {"create", prepare_nothing, run_create, verify_not_created, verify_created, false, false},
+    {"unseal", prepare_sealed, run_unseal, verify_sealed_or_not, verify_whole, false, true},
+    {"open after a crash", prepare_interrupted, run_open, verify_readable, verify_whole, true, true},
+    {"check -r", prepare_damaged, run_repair, verify_nothing, verify_whole, false, false},
 };
 
 const size_t fault_file_operation_count = sizeof file_operations / sizeof file_operations[0];
@@ -201,6 +206,9 @@ static bool one_file_fault(size_t i, unsigned call, int code, unsigned n,
     passed = recorder_fail_no_more(&c.recorder) < n;
     if (!passed && ret == 0 && file_operations[i].leaves_blocks
         && fault_calls[call].what == OBSERVED_PUNCH)
+        pcow_close(must_open(c.top, PCOW_OPEN_WRITE));
+    else if (!passed && ret == 0 && file_operations[i].closes
+             && fault_calls[call].what == OBSERVED_SYNC)
         pcow_close(must_open(c.top, PCOW_OPEN_WRITE));
     else if (passed != (ret == 0) || (ret && (error.code != ret || strlen(error.message) < 10)))
         fault_wrong("%s: returned %d '%s'", where, ret, error.message);
