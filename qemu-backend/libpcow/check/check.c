@@ -193,6 +193,7 @@ int check_file(const struct check_request *request)
     free(check->lost_slots);
     free(check->slot_taken);
     free(check->losses);
+    free(check->overlay);
     free(check);
     return ret;
 }
