@@ -16,13 +16,14 @@ import dataclasses
 from pcow_driver.common import units
 
 # slabs whose metadata are in one slab, see doc/source/reference/format.rst
-_GROUP = (1 << 14) - 1
+_HEADS = 3  # slabs of each group that hold no data: metadata, its mirror, checksums
+_GROUP = (1 << 14) - _HEADS
 
 
 def whole_size(virtual_size: int) -> int:
     """Most blocks that a new image can come to hold."""
     return (
-        virtual_size + (virtual_size // units.SLAB_SIZE // _GROUP + 1) * units.SLAB_SIZE
+        virtual_size + (virtual_size // units.SLAB_SIZE // _GROUP + 1) * _HEADS * units.SLAB_SIZE
         if virtual_size
         else 0
     )

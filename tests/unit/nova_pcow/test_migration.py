@@ -445,7 +445,7 @@ class MigrationTest(base.TestCase):
         with mock.patch.object(libvirt_utils, 'copy_image', copy):
             migration.receive(_UUID, self.on('there'), sent, '', str(self.instance), self.template)
         self.assertEqual(
-            [(18 + 2) * units.MIB, (18 + 2 + 6 + 2) * units.MIB],
+            [(18 + 6) * units.MIB, (18 + 6 + 6 + 6) * units.MIB],
             [provisioned - before for provisioned in seen],
         )
 
