@@ -342,11 +342,11 @@ class InventoryTest(base.ServersTestCase):
         registry.PoolRegistry().set('fast', overcommit=2)
         device.create(self.pool, 'volume-1', 512 * units.MIB)
         self.start()
-        # 512 MiB, an info block of 2 MiB and metadata of 2 MiB
-        self.assertEqual(258 + 1, self.inventory('fast')['reserved'])
+        # 512 MiB, an info block of 2 MiB and metadata of 6 MiB
+        self.assertEqual(260 + 1, self.inventory('fast')['reserved'])
 
     def test_claims_of_servers_are_not_reserved_twice(self) -> None:
-        """But what their devices take beside the claim is: 2 MiB for the info block and 2 MiB of
+        """But what their devices take beside the claim is: 2 MiB for the info block and 6 MiB of
         metadata; and the template.
         """
         registry.PoolRegistry().set('fast', overcommit=0.5)
@@ -354,7 +354,7 @@ class InventoryTest(base.ServersTestCase):
         self.boot(self.make_flavor(1088, root='true', data_mb='64'))
         self._run_periodics()
         self.assertEqual(
-            -(-(16 * units.MIB + self.pool.account().fixed) // units.MIB),
+            -(-(32 * units.MIB + self.pool.account().fixed) // units.MIB),
             self.inventory('fast')['reserved'],
         )
 
