@@ -187,7 +187,7 @@ class ReadOnlyPoolTest(OwnFileSystemCase):
         for pools in (self.pools_of(self.driver), self.pools_of(self.make_driver())):
             self.assertEqual(['one', 'small', 'two'], sorted(pools))
             self.assertEqual(
-                (0, 1, 'volatile'),
+                (0, 1.01, 'volatile'),
                 tuple(
                     pools['small'][key]
                     for key in ('free_capacity_gb', 'provisioned_capacity_gb', 'pcow_persistence')
