@@ -116,7 +116,8 @@ static int check_page(struct check *check, const struct page *page, bool unorder
     /* A page that was never stored to is zeros; but no word is no vote against what it holds. */
     bool never = page->word == 0 && !page->content_is_lost && is_empty(page->content);
     bool page_fits = never
-                     || (!page->content_is_lost && page->word == word_of(check, page, page->content)),
+                     || (!page->content_is_lost
+                         && page->word == word_of(check, page, page->content)),
          copy_fits = !page->copy_is_lost
                      && (never ? is_empty(page->copy)
                                : page->word == word_of(check, page, page->copy));

@@ -31,7 +31,8 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
     ret = header_validate(&image->header, path, error);
     if (ret)
         return ret;
-    if (image->file.size < (uint64_t)header_heads(&image->header) << SLAB_BITS || image->file.size % PCOW_SLAB_SIZE)
+    if (image->file.size < (uint64_t)header_heads(&image->header) << SLAB_BITS
+        || image->file.size % PCOW_SLAB_SIZE)
         return error_set(error, -EBADMSG,
                          "%s: its length (%llu bytes) is not a multiple of 2 MiB, so it was cut "
                          "short or extended; "
@@ -171,7 +172,8 @@ static int load(struct pcow_image *image, int directory, const char *name, const
     if (ret)
         return ret;
     return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error)
-                                      : load_image(image, snapshot, !(file_flags & FILE_FORCE_SHARE), error);
+                                      : load_image(image, snapshot,
+                                                   !(file_flags & FILE_FORCE_SHARE), error);
 }
 
 static struct pcow_image *new_image(void)

@@ -11,7 +11,10 @@
 /* Beside enum pcow_open_flags: an image that pcow_add_mirror() was interrupted on. */
 enum { OPEN_AMENDING = 1 << 16 };
 
-/* What pcow_open(), pcow_create(), pcow_add_mirror() and pcow_unseal() do, seen by an observer (NULL: none). */
+/*
+ * What pcow_open(), pcow_create(), pcow_add_mirror() and pcow_unseal() do, seen by an observer
+ * (NULL: none).
+ */
 int image_open(const char *path, unsigned flags, const char *snapshot, struct observer *observer,
                pcow_image **image, struct pcow_error *error);
 int image_create(const char *path, const struct pcow_create_options *options,
