@@ -28,9 +28,14 @@ static int run(struct check *check)
 {
     /* Each step relies on what the ones before it have settled. */
     static int (*const step[])(struct check *) = {
-        check_mirror,      check_header,   check_length,  check_cut_mirror,  check_datasums,
-        check_owners,      check_records,  check_rebuild, check_tree,        check_dead_slabs,
-        check_empty_slabs, check_overlaps, check_state,   check_free_blocks, check_header_copy,
+        check_mirror,      check_header,
+        check_length,      check_cut_mirror,
+        check_datasums,    check_owners,
+        check_records,     check_rebuild,
+        check_tree,        check_dead_slabs,
+        check_empty_slabs, check_overlaps,
+        check_state,       check_free_blocks,
+        check_datasums_of_nobody, check_header_copy,
     };
     int ret = 0;
 

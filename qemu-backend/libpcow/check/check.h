@@ -40,6 +40,8 @@ struct check_layer {
     struct layer layer;
     unsigned damage;
     bool alive;
+    /* not alive, if a damaged word said what it is taken for: that may be wrong */
+    bool doubtful;
     bool rewrite;                         /* the record is to be written anew */
     uint64_t data_end, state_end;         /* by the slabs that it owns */
 };
@@ -51,6 +53,7 @@ struct check_loss {
 };
 
 struct check {
+    bool parents_lost;                    /* damaged words said what stands on what */
     struct file file;
     bool repair;
     bool intended;                        /* a repair is to follow */
@@ -187,6 +190,7 @@ int check_cut_mirror(struct check *check);
 
 /* What is repaired from now on loses its checksum of data. */
 int check_datasums(struct check *check);
+int check_datasums_of_nobody(struct check *check);
 
 /* ---- header.c -------------------------------------------------------------------------------- */
 

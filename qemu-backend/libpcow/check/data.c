@@ -29,6 +29,23 @@ int check_datasums(struct check *check)
                : 0;
 }
 
+/* A bit that flipped in one that is of nothing: nobody else would ever drop it. */
+int check_datasums_of_nobody(struct check *check)
+{
+    int ret = 0;
+
+    for (uint64_t slab = 0, i = 0; check->file.summed && check->repair && slab < check->slab_count
+                                   && !ret; slab++) {
+        while (i < check->count && check->slabs[i].slab < slab)
+            i++;
+        if (i == check->count || check->slabs[i].slab > slab
+            || (check->slabs[i].owner.kind != OWNER_DATA
+                && check->slabs[i].owner.kind != OWNER_STATE))
+            ret = datasum_drop(&check->file, slab);
+    }
+    return ret ? error_set_errno(check->error, ret, "cannot repair %s", check->file.path) : 0;
+}
+
 struct verify {
     struct pcow_image *image;
     pcow_finding_fn finding;
@@ -92,7 +109,9 @@ static int read_slab(struct verify *verify, uint64_t slab)
     uint64_t word;
     int ret = file_read(file, datasum_offset(slab), &verify->datasum, sizeof verify->datasum);
 
-    if (!ret)
+    bool unreadable = ret == -EIO;
+
+    if (!ret || unreadable)
         ret = file_read(file, owner_offset(slab), &word, sizeof word);
     if (ret)
         return ret;
@@ -100,6 +119,10 @@ static int read_slab(struct verify *verify, uint64_t slab)
     /* A damaged one is told by pcow_check(). */
     if (word_is_valid(word))
         subject->owner = owner_decode(word);
+    /* A damaged one, if it is of anything, and no reason to leave out all others. */
+    if (unreadable)
+        memset(&verify->datasum, subject->owner.kind == OWNER_NONE ? 0 : 0xff,
+               sizeof verify->datasum);
     return subject->owner.kind == OWNER_DATA
                ? file_read(file, bitmap_offset(slab), &subject->valid, sizeof subject->valid)
                : 0;
@@ -108,15 +131,19 @@ static int read_slab(struct verify *verify, uint64_t slab)
 static bool is_still_there(const struct verify *verify)
 {
     struct datasum datasum;
+    int ret = file_read(&verify->image->file, datasum_offset(verify->subject.slab), &datasum,
+                        sizeof datasum);
 
-    return !file_read(&verify->image->file, datasum_offset(verify->subject.slab), &datasum,
-                      sizeof datasum)
-           && !memcmp(&datasum, &verify->datasum, sizeof datasum);
+    return ret == -EIO || (!ret && !memcmp(&datasum, &verify->datasum, sizeof datasum));
 }
 
 static void verify_without(struct verify *verify)
 {
-    bool all = word_value(verify->image->header.state) & HEADER_CHECKSUMS;
+    const struct file *file = &verify->image->file;
+    uint64_t state;
+    /* After the checksum was looked at: who takes the seal off does that before he drops any. */
+    bool all = !file_read(file, offsetof(struct header, state), &state, sizeof state)
+               && word_value(state) & HEADER_CHECKSUMS;
     char text[TEXT_SIZE];
 
     verify->result->without += bytes_of(&verify->subject);

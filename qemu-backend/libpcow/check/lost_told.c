@@ -28,7 +28,7 @@ static bool weigh(const struct check *check, struct check_loss *loss)
 
     if (loss->is.kind != PCOW_LOSS_DATA && loss->is.kind != PCOW_LOSS_STATE)
         return true;
-    if (found && !found->alive)
+    if (found && !found->alive && !found->doubtful)
         return false;
     if (found && loss->is.kind == PCOW_LOSS_DATA && !(found->damage & DAMAGED_SIZE))
         clip(&loss->is, found->layer.virtual_size);

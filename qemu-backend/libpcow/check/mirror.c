@@ -199,6 +199,12 @@ static int check_group(struct check *check, uint64_t group)
     int ret = read_page(check, at, words, &lost);
 
     check->checksums_damaged = lost;
+    /* Nothing can be stored to it before it is written: 0 is no vote. */
+    if (!ret && lost && check->repair
+        && ((ret = file_write(&check->file, at, words, sizeof words))
+            || (ret = file_commit(&check->file))))
+        return error_set_errno(check->error, ret, "cannot repair the mirror of %s",
+                               check->file.path);
     if (!ret)
         ret = check_gap(check, group, words);
     if (!ret)

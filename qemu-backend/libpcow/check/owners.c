@@ -9,6 +9,15 @@
 
 #include "util/error.h"
 
+/* To whole slabs. */
+static int extend(struct check *check)
+{
+    uint64_t size = check->slab_count << SLAB_BITS;
+    int ret = check->repair && check->file.size < size ? file_set_size(&check->file, size) : 0;
+
+    return ret ? error_set_errno(check->error, ret, "cannot extend %s", check->file.path) : 0;
+}
+
 int check_length(struct check *check)
 {
     uint64_t rounded = (check->file.size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE,
@@ -30,10 +39,11 @@ int check_length(struct check *check)
                      check->length % PCOW_SLAB_SIZE
                          ? "is not a multiple of 2 MiB: it was cut short, or something was appended"
                          : "ends inside the metadata: it was cut short");
-    if (!check->repair)
-        return 0;
-    ret = file_set_size(&check->file, rounded);
-    return ret ? error_set_errno(check->error, ret, "cannot extend %s", check->file.path) : 0;
+    /*
+     * The length is what tells of a cut: where that is in a slab of data, the file grows when its
+     * bitmap names no page behind the end any more, see check_owners().
+     */
+    return (check->length >> SLAB_BITS) % SLABS_PER_GROUP < check->file.heads ? extend(check) : 0;
 }
 
 int check_add_slab(struct check *check, uint64_t slab, struct owner owner)
@@ -125,6 +135,8 @@ static int check_word(struct check *check, uint64_t slab, uint64_t word)
                          owner.layer);
         return drop_word(check, slab, owner.kind == OWNER_DATA ? &owner : NULL);
     }
+    if (owner.kind == OWNER_TABLE && check->table[owner.number] && check_is_amending(check))
+        return check_add_slab(check, slab, owner);
     if (owner.kind == OWNER_TABLE && check->table[owner.number]) {
         check_corruption(
             check, true,
@@ -191,5 +203,5 @@ int check_owners(struct check *check)
     free(words);
     if (!ret && check->count && check->slabs[check->count - 1].slab == check->length >> SLAB_BITS)
         ret = check_cut_slab(check, &check->slabs[check->count - 1]);
-    return ret;
+    return ret ? ret : extend(check);
 }

@@ -18,6 +18,16 @@ int check_dead_slabs(struct check *check)
         if (slab->owner.kind == OWNER_NONE || slab->owner.kind == OWNER_TABLE
             || (found && found->alive))
             continue;
+        if (found && found->doubtful) {
+            const struct owner owner = slab->owner;
+
+            check_corruption(check, true,
+                             "file slab %llu belongs to layer %u, of which a damaged word told "
+                             "whether it is deleted",
+                             (unsigned long long)slab->slab, owner.layer);
+            ret = check_drop_slab(check, slab, &owner);
+            continue;
+        }
         check_leak(check, "file slab %llu belongs to layer %u, which is deleted",
                    (unsigned long long)slab->slab, slab->owner.layer);
         ret = check_drop_slab(check, slab, NULL);

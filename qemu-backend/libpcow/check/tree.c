@@ -21,6 +21,8 @@ static void mark_alive(struct check *check)
         found->alive = found->layer.state == LAYER_SNAPSHOT || found->layer.state == LAYER_HIDDEN
                        || (found->layer.state == LAYER_OPEN
                            && (found->layer.id == active || found->layer.id == parent));
+        found->doubtful = !found->alive && found->layer.state == LAYER_OPEN && top
+                          && top->damage & DAMAGED_PARENT;
         if (found->alive && found->layer.state == LAYER_OPEN && found->layer.id != active) {
             check_note(check,
                        "taking snapshot '%s' was interrupted before all of it was on the medium; "
@@ -73,6 +75,7 @@ static int settle_parents(struct check *check)
         if (!found->alive)
             continue;
         if (found->damage & DAMAGED_PARENT) {
+            check->parents_lost = true;
             if (childless == 1) {
                 found->layer.parent = check->layers[sum].layer.id;
                 childless = sum = 0;
@@ -296,6 +299,7 @@ static int free_hidden(struct check *check)
             check_leak(check, "layer %u was being deleted when that was interrupted",
                        found->layer.id);
             found->alive = found->rewrite = false;
+            found->doubtful = check->parents_lost;
             found->layer.state = LAYER_FREE;
             ret = check_store64(
                 check, check_record_offset(check, found->layer.slot),

@@ -43,12 +43,32 @@ static void clear_summed(struct file *file, uint64_t slab)
     __atomic_fetch_and(&file->summed[slab / 64], ~(UINT64_C(1) << slab % 64), __ATOMIC_ACQ_REL);
 }
 
+/* Those that the medium cannot read are dropped: none is as good. */
+static int read_entries(struct file *file, uint64_t offset, struct datasum *entries)
+{
+    int ret = file_read(file, offset, entries, DATASUM_BUFFER);
+
+    if (ret != -EIO)
+        return ret;
+    ret = 0;
+    for (uint64_t at = 0; at < DATASUM_BUFFER && !ret; at += PCOW_PAGE_SIZE) {
+        char *page = (char *)entries + at;
+
+        ret = file_read(file, offset + at, page, PCOW_PAGE_SIZE);
+        if (ret == -EIO) {
+            memset(page, 0, PCOW_PAGE_SIZE);
+            ret = file_write(file, offset + at, page, PCOW_PAGE_SIZE);
+        }
+    }
+    return ret ? ret : file_commit(file);
+}
+
 static int attach_group(struct file *file, uint64_t first, struct datasum *entries)
 {
     int ret = 0;
 
     for (uint64_t at = 0; at < SLABS_PER_GROUP && !ret; at += ENTRIES_AT_ONCE) {
-        ret = file_read(file, datasum_offset(first + at), entries, DATASUM_BUFFER);
+        ret = read_entries(file, datasum_offset(first + at), entries);
         for (uint64_t i = 0; i < ENTRIES_AT_ONCE && !ret; i++)
             /* A damaged one, too. */
             if (entries[i].word && !(ret = make_room(file)))

@@ -161,19 +161,10 @@ static int copy_page(struct file *file, uint64_t group, unsigned page, struct co
 {
     uint64_t to = mirror_offset(group, page), content[PCOW_PAGE_SIZE / sizeof(uint64_t)];
     int ret = file_read(file, group * GROUP_SIZE + page * PCOW_PAGE_SIZE, content, sizeof content);
-    void *where;
 
+    /* By a write, which mends what the medium cannot read; the caller settles it. */
     if (!ret)
-        ret = file_allocate_metadata(file, to, sizeof content);
-    if (ret)
-        return ret;
-    where = file_address(file, to);
-    ret = where ? file_prepare_store(file, where, NULL, to, sizeof content) : -errno;
-    if (ret)
-        return ret;
-    persist_bytes(&file->persist, where, content, sizeof content);
-    if (file->persist.persistence == PCOW_PERSISTENCE_PMEM)
-        ret = persist_range(&file->persist, where, sizeof content);
+        ret = file_write_data(file, to, content, sizeof content);
     return ret ? ret
                : note_copied(copies, (struct copied){
                                          .group = group,
@@ -208,11 +199,16 @@ static int store_checksums(struct file *file, const struct copies *copies)
 
     for (size_t i = 0; i < copies->count && !ret; i++) {
         const struct copied *copied = &copies->list[i];
-        uint64_t *where = word_address(file, copied->group, copied->page);
+        uint64_t *where = word_address(file, copied->group, copied->page),
+                 bit = copied->group * METADATA_PAGES + copied->page;
 
         ret = where ? store_word(file, where, checksum_encode(CHECKSUM_VALID, copied->checksum),
                                  false)
                     : -errno;
+        /* Whoever stores to it again marks it again, also if the others fail. */
+        if (!ret)
+            __atomic_fetch_and(&file->marked[bit / 64], ~(UINT64_C(1) << bit % 64),
+                               __ATOMIC_ACQ_REL);
     }
     return ret;
 }

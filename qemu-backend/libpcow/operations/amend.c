@@ -252,9 +252,9 @@ static int add_mirror(struct pcow_image *image, struct pcow_error *error)
     ret = make_room(image);
     if (!ret)
         ret = make_mirror(image, &header);
-    if (ret == -ENOSPC)
+    if (ret)
         go_back(image, 1);
-    else if (!ret)
+    else
         ret = store_feature(image, &header);
     if (ret)
         return error_set_errno(error, ret,

@@ -30,8 +30,7 @@ static int apply_options(char *list, struct amend_request *request, struct pcow_
                 return -EINVAL;
             }
             if (!request->mirror) {
-                return fail(error, -EINVAL, "the mirror of the metadata cannot be taken off; "
-                                            "pcow-img convert -o mirror=off makes a copy without");
+                return fail(error, -EINVAL, "the mirror of the metadata cannot be taken off");
             }
         } else {
             return fail(error, -EINVAL,

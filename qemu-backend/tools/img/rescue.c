@@ -26,6 +26,20 @@ struct listing {
     bool whole, repaired;
 };
 
+/* Words are those that are known, and numbers made anew: a file may come from anywhere. */
+static const char *kind_of(json_object *lost)
+{
+    static const char *const kinds[] = {"data", "state", "snapshot"};
+    const char *kind = rescue_text(lost, "lost");
+
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (kind && !strcmp(kind, kinds[i])) {
+            return kinds[i];
+        }
+    }
+    return "unknown";
+}
+
 static int finish_range(struct listing *listing, struct pcow_error *error)
 {
     json_object *lost = listing->lost, *array;
@@ -51,7 +65,7 @@ static int finish_range(struct listing *listing, struct pcow_error *error)
         return 0;
     }
     printf("%-5" PRIu64 "%-9s %5" PRIu64 "  %16s %14" PRIu64 " %14" PRIu64 "  ", listing->count,
-           rescue_text(lost, "lost"), rescue_number(lost, "layer"), offset ? offset : "-",
+           kind_of(lost), rescue_number(lost, "layer"), offset,
            rescue_number(lost, "length"), listing->kept);
     print_text(snapshot ? snapshot : "");
     putchar('\n');
@@ -59,18 +73,12 @@ static int finish_range(struct listing *listing, struct pcow_error *error)
     return 0;
 }
 
-/* Names are made of numbers and of words that are known: a file may come from anywhere. */
 static void name_range(struct listing *listing)
 {
-    static const char *const kinds[] = {"data", "state", "snapshot"};
-    const char *kind = rescue_text(listing->lost, "lost"), *known = "unknown";
-    int used;
+    int used = snprintf(listing->name, sizeof(listing->name), "%04" PRIu64 "-%s-layer-%" PRIu64,
+                        listing->count, kind_of(listing->lost),
+                        rescue_number(listing->lost, "layer"));
 
-    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-        known = kind && !strcmp(kind, kinds[i]) ? kinds[i] : known;
-    }
-    used = snprintf(listing->name, sizeof(listing->name), "%04" PRIu64 "-%s-layer-%" PRIu64,
-                    listing->count, known, rescue_number(listing->lost, "layer"));
     if (rescue_text(listing->lost, "guest-offset")) {
         snprintf(listing->name + used, sizeof(listing->name) - (size_t)used, "-at-%" PRIu64,
                  rescue_number(listing->lost, "guest-offset"));
@@ -111,6 +119,7 @@ static int take_out(struct listing *listing, struct rescue_file *file, json_obje
                     listing->path, listing->count);
     }
     while (listing->fd >= 0 && (got = rescue_read(file, buffer, sizeof(buffer), error)) > 0) {
+        errno = 0;
         if (pwrite(listing->fd, buffer, (size_t)got, (off_t)at) != got) {
             return fail(error, errno ? -errno : -EIO, "cannot write %s", listing->name);
         }
@@ -126,7 +135,8 @@ static void begin_list(struct listing *listing, json_object *header)
     char text[32] = "?";
 
     if (listing->result) {
-        json_put_text(listing->result, "uuid", rescue_text(header, "uuid"));
+        json_put_text(listing->result, "uuid",
+                      rescue_text(header, "uuid") ? rescue_text(header, "uuid") : "");
         json_put_size(listing->result, "date", rescue_number(header, "date"));
         json_object_object_add(listing->result, "layers", json_object_new_array());
         json_object_object_add(listing->result, "lost", json_object_new_array());

@@ -208,7 +208,8 @@ static bool one_file_fault(size_t i, unsigned call, int code, unsigned n,
         && fault_calls[call].what == OBSERVED_PUNCH)
         pcow_close(must_open(c.top, PCOW_OPEN_WRITE));
     else if (!passed && ret == 0 && file_operations[i].closes
-             && fault_calls[call].what == OBSERVED_SYNC)
+             && (fault_calls[call].what == OBSERVED_SYNC
+                 || fault_calls[call].what == OBSERVED_WRITE))
         pcow_close(must_open(c.top, PCOW_OPEN_WRITE));
     else if (passed != (ret == 0) || (ret && (error.code != ret || strlen(error.message) < 10)))
         fault_wrong("%s: returned %d '%s'", where, ret, error.message);

@@ -112,7 +112,8 @@ static bool may_succeed(const struct operation *operation, unsigned call, int co
     /* Commit closes the base: what its mirror lacks then is stale, and the next writer's. */
     return operation->makes_do == true || operation->makes_do == code
            || (strcmp(operation->name, "commit") == 0
-               && fault_calls[call].what == OBSERVED_SYNC);
+               && (fault_calls[call].what == OBSERVED_SYNC
+                   || fault_calls[call].what == OBSERVED_WRITE));
 }
 
 /* True if the operation made fewer than n calls of this kind, so that it passed. */
