@@ -59,13 +59,13 @@ class Scrub(command.Command):
 
     def _tell(self, name: str, result: scrubs.Result) -> None:
         state = (
-            'UNKNOWN'
+            'DAMAGED'
+            if result.is_damaged and not result.accepted
+            else 'UNKNOWN'
             if result.problem
-            else 'OK'
-            if not result.is_damaged
             else 'ACCEPTED'
-            if result.accepted
-            else 'DAMAGED'
+            if result.is_damaged
+            else 'OK'
         )
         text = result.problem or (
             f'{units.format_size(result.verified)} verified, '

@@ -40,7 +40,7 @@ def _check(item: pool_module.ListedImage, rate: int) -> scrubs.Result:
         return scrubs.Result(inode, checked, problem=item.error or 'it cannot be read')
     try:
         found = image.check_data(item.path, rate=rate, force_share=not item.summary.sealed)
-    except exception.ToolFailed as e:
+    except (exception.ToolFailed, exception.ToolOutputInvalid) as e:
         return scrubs.Result(inode, checked, problem=str(e))
     findings = [one.message for one in found.findings if one.kind == 'corruption']
     if not found.data_checked and not item.summary.sealed:
@@ -74,29 +74,28 @@ def scrub(
     :param resume: go on where the last one was interrupted
     :raises StateInvalid: results cannot be kept
     """
-    known = scrubs.read(pool.uuid)
-    if not (resume and known.is_interrupted):
-        known = dataclasses.replace(known, begun=_now())
-        scrubs.write(pool.uuid, known)
+    with scrubs.changing(pool.uuid) as known:
+        if not (resume and known.is_interrupted):
+            known = dataclasses.replace(known, begun=_now())
+            scrubs.write(pool.uuid, known)
     names = set()
     for item in pool.listed():
         names.add(item.name)
         try:
             if _is_done(known, item):
                 continue
-            result, before = _check(item, rate), known.images.get(item.name)
+            result = _check(item, rate)
         except (FileNotFoundError, exception.ImageNotFound):  # deleted meanwhile
             continue
-        if before is not None and before.accepted and before.same_damage(result):
-            result = dataclasses.replace(result, accepted=True)
+        known = scrubs.put(pool.uuid, item.name, result)
+        result = known.images[item.name]
         if result.is_damaged:
             LOG.error('%s is damaged: %s', item.path, '; '.join(result.findings))
-        known = dataclasses.replace(known, images=known.images | {item.name: result})
-        scrubs.write(pool.uuid, known)
         tell(item.name, result)
-    left = {name: one for name, one in known.images.items() if name in names}
-    known = dataclasses.replace(known, ended=_now(), images=left)
-    scrubs.write(pool.uuid, known)
+    with scrubs.changing(pool.uuid) as known:
+        left = {name: one for name, one in known.images.items() if name in names}
+        known = dataclasses.replace(known, ended=_now(), images=left)
+        scrubs.write(pool.uuid, known)
     return known
 
 
@@ -105,12 +104,12 @@ def accept(pool: pool_module.Pool, name: str) -> None:
 
     :raises UsageInvalid: no scrub has found damage of it
     """
-    known = scrubs.read(pool.uuid)
-    result = known.images.get(name)
-    if result is None or not result.is_damaged:
-        raise exception.UsageInvalid(
-            reason=f'no scrub of pool {pool.name} has found {name} damaged'
-        )
-    LOG.info('%s of pool %s is used although it is damaged', name, pool.name)
-    accepted = dataclasses.replace(result, accepted=True)
-    scrubs.write(pool.uuid, dataclasses.replace(known, images=known.images | {name: accepted}))
+    with scrubs.changing(pool.uuid) as known:
+        result = known.images.get(name)
+        if result is None or not result.is_damaged:
+            raise exception.UsageInvalid(
+                reason=f'no scrub of pool {pool.name} has found {name} damaged'
+            )
+        LOG.info('%s of pool %s is used although it is damaged', name, pool.name)
+        accepted = dataclasses.replace(result, accepted=True)
+        scrubs.write(pool.uuid, dataclasses.replace(known, images=known.images | {name: accepted}))

@@ -7,6 +7,7 @@ A result is of a file and not of a name: what is put in its place is another one
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import datetime
@@ -47,6 +48,9 @@ class Result:
         return self.inode == other.inode and self.findings == other.findings
 
 
+_ANY = Result(inode=0, checked='')  # the types of its fields
+
+
 @dataclasses.dataclass(frozen=True)
 class Scrub:
     """``begun`` and not ended since: it was interrupted, or is under way."""
@@ -83,8 +87,13 @@ def _path(uuid: str) -> str:
 
 
 def _result(value: Any) -> Result:
+    """:raises TypeError, KeyError: it is none"""
     fields = {field.name: value[field.name] for field in dataclasses.fields(Result)}
-    return Result(**(fields | {'findings': tuple(map(str, fields['findings']))}))
+    result = Result(**(fields | {'findings': tuple(map(str, fields['findings']))}))
+    for field in dataclasses.fields(Result):
+        if type(getattr(result, field.name)) is not type(getattr(_ANY, field.name)):
+            raise TypeError(f'{field.name} is {getattr(result, field.name)!r}')
+    return result
 
 
 def read(uuid: str) -> Scrub:
@@ -99,7 +108,7 @@ def read(uuid: str) -> Scrub:
         )
     except FileNotFoundError:
         return Scrub()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         LOG.warning('What scrubs have found cannot be read (%s: %s)', _path(uuid), e)
         return Scrub()
 
@@ -112,6 +121,33 @@ def write(uuid: str, scrub: Scrub) -> None:
         durable.replace(_path(uuid), text + '\n', mode=0o644)
     except OSError as e:
         raise exception.StateInvalid(path=_path(uuid), reason=str(e.strerror)) from None
+
+
+@contextlib.contextmanager
+def changing(uuid: str) -> Iterator[Scrub]:
+    """What is known, while nobody else changes it: an operator may accept damage during a scrub.
+
+    :raises StateInvalid:
+    """
+    with locks.lock(f'scrub-{uuid}'):
+        yield read(uuid)
+
+
+def put(uuid: str, name: str, result: Result) -> Scrub:
+    """Keep the result of one image, beside what others have kept meanwhile.
+
+    :raises StateInvalid:
+    """
+    with changing(uuid) as known:
+        before = known.images.get(name)
+        if before is not None and before.inode == result.inode and result.problem:
+            # what could not be looked at is as damaged as it was
+            result = dataclasses.replace(before, checked=result.checked, problem=result.problem)
+        elif before is not None and before.accepted and before.same_damage(result):
+            result = dataclasses.replace(result, accepted=True)
+        known = dataclasses.replace(known, images=known.images | {name: result})
+        write(uuid, known)
+        return known
 
 
 def limited(findings: list[str]) -> tuple[str, ...]:
