@@ -74,7 +74,11 @@ static int find(struct menu *menu, struct failure *failure)
     for (unsigned step = 0; step < 5; step++) {
         int status = 1;
 
+        /* What was refused leaves nothing behind. */
         menu->count = 0;
+        menu->chosen = 0;
+        menu->locked = false;
+        menu->saves = NULL;
         switch (step) {
         case 0: status = loader_first ? loader_read(menu, failure) : 1; break;
         case 1: status = read_first(menu, grub_paths, grub_read, failure); break;

@@ -42,6 +42,7 @@ int menu_check(const struct choice *choice, struct failure *failure)
 int menu_choose(struct menu *menu, size_t item, struct choice *choice, struct failure *failure)
 {
     jmp_buf outer;
+    uint64_t steps = menu->arena->steps;
     int result;
 
     memcpy(outer, menu->arena->out, sizeof outer);
@@ -52,5 +53,7 @@ int menu_choose(struct menu *menu, size_t item, struct choice *choice, struct fa
     else
         result = menu->prepare(menu, item, choice, failure);
     memcpy(menu->arena->out, outer, sizeof outer);
+    /* Somebody chose it: another entry may take as many. */
+    menu->arena->steps = steps;
     return result;
 }

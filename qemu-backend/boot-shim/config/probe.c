@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #define EXT4_AT 0x400
+#define EXT4_RECOVER 4 /* of its incompatible features */
 #define BTRFS_AT 0x10000
 #define XFS_REFLINK 4u
 
@@ -44,6 +45,7 @@ static bool probe_ext4(int fd, struct volume *volume)
     if (!read_at(fd, EXT4_AT, block, sizeof block) || memcmp(block + 0x38, "\x53\xef", 2) != 0)
         return false;
     strcpy(volume->type, "ext4");
+    volume->dirty = block[0x60] & EXT4_RECOVER;
     set_uuid(volume->uuid, block + 0x68);
     set_label(volume, block + 0x78, 16);
     return true;

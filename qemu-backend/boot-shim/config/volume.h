@@ -21,6 +21,7 @@ struct volume {
     char uuid[40]; /* lower case, as Linux and GRUB write it */
     char label[64];
     char partuuid[40]; /* "" if it is no partition */
+    bool dirty; /* ext4: its journal was not replayed, so where files lie may be old */
     bool dax; /* it could be mounted so */
     bool reflink; /* XFS, whose older kernels then refuse DAX */
 };
@@ -28,6 +29,8 @@ struct volume {
 struct volumes {
     struct volume item[VOLUMES_MAX];
     size_t count;
+    char refused[VOLUMES_MAX][32]; /* devices that were said not to be had */
+    size_t refused_count;
 };
 
 enum file_kind { KIND_ANY, KIND_FILE, KIND_DIRECTORY };

@@ -106,6 +106,13 @@ static bool try_mount(const struct volume *volume, const char *device, const cha
     return false;
 }
 
+/* It is said once, and not tried again while the shim waits for other disks. */
+static void refuse(struct volumes *volumes, const char *device)
+{
+    if (volumes->refused_count < VOLUMES_MAX)
+        strcpy(volumes->refused[volumes->refused_count++], device);
+}
+
 static void mount_volume(struct arena *arena, struct volumes *volumes, struct volume *volume)
 {
     char device[64], directory[64];
@@ -124,6 +131,7 @@ static void mount_volume(struct arena *arena, struct volumes *volumes, struct vo
         if (strcmp(no_file_system[i], volume->type) == 0) {
             printf("pcow boot: %s is %s, which this shim does not open\n", volume->device,
                    volume->type);
+            refuse(volumes, volume->device);
             close(fd);
             return;
         }
@@ -137,15 +145,21 @@ static void mount_volume(struct arena *arena, struct volumes *volumes, struct vo
     if (!volume->dax && !try_mount(volume, device, directory, false)) {
         printf("pcow boot: the %s file system of %s cannot be mounted: %m\n", volume->type,
                volume->device);
+        refuse(volumes, volume->device);
         return;
     }
     volume->root = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (volume->root >= 0 && volumes->count < VOLUMES_MAX)
         volumes->item[volumes->count++] = *volume;
+    else
+        refuse(volumes, volume->device);
 }
 
 static bool known(const struct volumes *volumes, const char *device)
 {
+    for (size_t i = 0; i < volumes->refused_count; i++)
+        if (strcmp(volumes->refused[i], device) == 0)
+            return true;
     for (size_t i = 0; i < volumes->count; i++)
         if (strcmp(volumes->item[i].device, device) == 0)
             return true;

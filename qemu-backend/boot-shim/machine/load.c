@@ -222,6 +222,9 @@ static int load(struct plan *plan, const struct kernel *kernel, const struct pie
     address = place_kernel(plan, kernel);
     low = find_room(plan, (STUB_PAGES + PARAMS_PAGES + OPTIONS_PAGES) * PAGE, LOW_MIN, address);
     at = size ? find_room(plan, size, address + round_up(kernel->room, PAGE), high) : 0;
+    /* A kernel at the end of memory has room below it only. */
+    if (size && !at && low)
+        at = find_room(plan, size, LOW_MIN, low);
     if (!address || !low || (size && !at))
         return no_memory(failure);
     fill_params(plan, kernel, low + 2 * PAGE, at, size);

@@ -129,7 +129,7 @@ char *module_unpack(struct arena *arena, const char *path, char *data, size_t *l
         if (!ends_with(path, kinds[i].suffix))
             continue;
         /* modules shrink to a quarter or so; try what is likely first */
-        for (size_t room = *length * 8; room <= MODULE_MAX; room *= 4) {
+        for (size_t room = *length * 8; room && room <= MODULE_MAX; room *= 4) {
             char *out = arena_try(arena, room);
 
             if (!out)

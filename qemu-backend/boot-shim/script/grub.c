@@ -143,6 +143,10 @@ static int prepare(struct menu *menu, size_t item, struct choice *choice, struct
     struct script_entry *entry = menu->items[item].entry;
     static const char *const attempts[] = {NULL, "initrdfail"};
 
+    /* An entry before this one may have ended in the midst. */
+    script->depth = script->loops = script->sources = 0;
+    script->flow = FLOW_ON;
+    script->choice = NULL;
     for (size_t i = 0; i < sizeof attempts / sizeof *attempts; i++) {
         memset(choice, 0, sizeof *choice);
         choice->title = menu->items[item].title;

@@ -78,6 +78,20 @@ static void an_entry_that_loops_is_named(void **state)
                         "this entry asks for more memory or time than one may: "
                         "is there a loop in it?");
     assert_int_equal(place->menu.count, 2);
+    /* The other one boots as if that had not been tried. */
+    assert_int_equal(menu_choose(&place->menu, 1, &place->choice, &place->failure), 0);
+    assert_string_equal(place->choice.kernel.path, "/vmlinuz");
+}
+
+/* So is one that ends in the midst of its calls. */
+static void an_entry_that_calls_itself_is_left(void **state)
+{
+    struct place *place = *state;
+
+    root_with(place, "function f { f; }\nmenuentry bad { f; }\n" GOOD);
+    assert_int_equal(boot_in_time(place), -E2BIG);
+    assert_int_equal(menu_choose(&place->menu, 1, &place->choice, &place->failure), 0);
+    assert_string_equal(place->choice.kernel.path, "/vmlinuz");
 }
 
 /* A file that is its own source ends where GRUB's would; what stands behind is read. */
@@ -237,6 +251,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(loops_end),
         CASE(an_entry_that_loops_is_named),
+        CASE(an_entry_that_calls_itself_is_left),
         CASE(a_file_in_itself_ends),
         CASE(depth_ends),
         CASE(conditions_end),
