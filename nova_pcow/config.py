@@ -9,8 +9,8 @@ from lxml import etree
 from nova.virt.libvirt import config as vconfig
 
 from nova_pcow import conf
-from pcow_driver.common import exception
 from pcow_driver.common import units
+from pcow_driver.virt import boot
 from pcow_driver.virt import libvirt_xml
 
 PMEM_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw'
@@ -72,22 +72,32 @@ def add_memory_devices(guest: Any, devices: list[MemoryDevice]) -> None:
         guest.cpu.numa.cells.append(cell)
 
 
-class KernelMissing(exception.PcowError):
-    msg_fmt = (
-        'the server has no kernel, and firmware cannot boot from persistent memory: rebuild it '
-        'with an image that has the '
-        'properties kernel_id and ramdisk_id'
-    )
-
-
 def boot_from_pmem(guest: Any, image_meta: Any) -> None:
-    """Let the kernel find its root in persistent memory, unless the image says what its command
-    line is.
+    """Give the guest a kernel that finds its root in persistent memory, as firmware does not: that
+    which the image brings beside it, else the boot shim, which goes on in the one inside the image.
 
-    :raises KernelMissing:
+    The ``os_command_line`` of an image is all of the command line of its own kernel; of a kernel
+    that the shim takes, words more.
+
+    :raises BootShimMissing:
     """
-    if not guest.os_kernel:
-        raise KernelMissing()
-    if not image_meta.properties.get('os_command_line'):
-        _root, _space, rest = guest.os_cmdline.partition(' ')
-        guest.os_cmdline = f'{PMEM_CMDLINE} {rest}'
+    command_line = image_meta.properties.get('os_command_line')
+    if guest.os_kernel:
+        if not command_line:
+            _root, _space, rest = guest.os_cmdline.partition(' ')
+            guest.os_cmdline = f'{PMEM_CMDLINE} {rest}'
+        return
+    start = boot.shim(command_line or '')
+    guest.os_kernel, guest.os_initrd, guest.os_cmdline = start.kernel, start.initrd, start.cmdline
+    _boot_by_bios(guest)
+
+
+def _boot_by_bios(guest: Any) -> None:
+    """Whatever firmware the image was made for: the shim reads what that would have read, and is
+    not started by EFI.
+    """
+    guest.os_boot_dev = []
+    guest.os_firmware = guest.os_firmware_secure = None
+    guest.os_loader = guest.os_loader_type = None
+    guest.os_loader_readonly = guest.os_loader_secure = guest.os_loader_stateless = None
+    guest.os_nvram = guest.os_nvram_template = None

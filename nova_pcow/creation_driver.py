@@ -8,6 +8,8 @@ from typing import Any
 from nova import exception as nova_exception
 from nova.compute import task_states
 from nova.compute import vm_states
+from nova.objects import fields
+from nova.virt import hardware
 from nova.virt import images as virt_images
 from oslo_utils import excutils
 
@@ -21,6 +23,7 @@ from nova_pcow import rebuild as rebuild_module
 from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.templates import template_cache
+from pcow_driver.virt import boot
 
 
 class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
@@ -116,14 +119,22 @@ class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
                 flavor=wanted.name, reason='its root is in persistent memory, not in a volume'
             )
         if not instance.kernel_id:
+            boot.shim()
+            self._check_no_secure_boot(instance)
+        return self._root_source(context, instance, instance.image_ref)
+
+    @staticmethod
+    def _check_no_secure_boot(instance: Any) -> None:
+        """:raises ServerImpossible:"""
+        wanted = hardware.get_secure_boot_constraint(instance.flavor, instance.image_meta)
+        if wanted == fields.SecureBoot.REQUIRED:
             raise storage.ServerImpossible(
                 reason=(
-                    f'the image {instance.image_ref} has no property kernel_id: firmware cannot '
-                    f'boot from persistent memory, so '
-                    'give the image the properties kernel_id and ramdisk_id'
+                    'image or flavor require secure boot, and no firmware verifies what a guest '
+                    'boots from persistent memory: leave os_secure_boot out, or take a flavor '
+                    'without pcow:root'
                 )
             )
-        return self._root_source(context, instance, instance.image_ref)
 
     def _root_source(self, context: Any, instance: Any, image_id: str) -> storage.RootSource:
         """:raises SourceRejected: Glance does not have it"""

@@ -22,6 +22,7 @@ from nova_pcow import notes
 from nova_pcow import resize_claims
 from nova_pcow import storage
 from pcow_driver.pools import pool as pool_module
+from pcow_driver.virt import boot
 
 LOG = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
         if flavor_module.is_pcow(instance):
             with errors.refuse_live_migration():
                 self._emulator.check_migrates()
+                self._shim_files(instance)
                 if self._domain(instance) is not None:
                     raise live_migration.LiveMigrationRefused(
                         reason=(
@@ -45,6 +47,18 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
                         )
                     )
         return super().check_can_live_migrate_destination(context, instance, *args, **kwargs)
+
+    @staticmethod
+    def _shim_files(instance: Any) -> tuple[str | None, str | None]:
+        """Kernel and initrd of the boot shim of this host, if the server boots by it: it looks for
+        them at its next reset.
+
+        :raises BootShimMissing:
+        """
+        if instance.kernel_id or not flavor_module.of(instance).root:
+            return None, None
+        start = boot.shim()
+        return start.kernel, start.initrd
 
     def check_source_migrate_data_at_dest(
         self, ctxt: Any, instance: Any, migrate_data: Any, migration: Any, limits: Any, allocs: Any
@@ -129,7 +143,11 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
                 )
                 live_migration.put(
                     migrate_data,
-                    dataclasses.asdict(live_migration.Prepared(paths, self._emulator.path())),
+                    dataclasses.asdict(
+                        live_migration.Prepared(
+                            paths, self._emulator.path(), *self._shim_files(instance)
+                        )
+                    ),
                 )
         return migrate_data
 

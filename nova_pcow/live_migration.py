@@ -54,10 +54,14 @@ class Leaving:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What the new host tells: where its images are, by their roles, and what runs them."""
+    """What the new host tells: where its images are, by their roles, what runs them, and the files
+    of its boot shim, if the server boots by that.
+    """
 
     paths: dict[str, str]
     emulator: str
+    shim_kernel: str | None = None
+    shim_initrd: str | None = None
 
 
 def arrival_lock(uuid: str, *, blocking: bool = True) -> contextlib.AbstractContextManager[Any]:
@@ -170,6 +174,9 @@ def rewritten(xml: str, uuid: str, prepared: Prepared) -> str:
         path.text = prepared.paths[role]
     for emulator in domain.findall('devices/emulator'):
         emulator.text = prepared.emulator
+    for name, file in (('kernel', prepared.shim_kernel), ('initrd', prepared.shim_initrd)):
+        for element in domain.findall(f'os/{name}') if file else ():
+            element.text = file
     return str(etree.tostring(domain, encoding='unicode'))
 
 

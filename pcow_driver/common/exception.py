@@ -34,7 +34,8 @@ class ToolNotFound(PcowError):
 class BootShimMissing(PcowError):
     msg_fmt = (
         'the boot shim %(name)s was not found: build it (tools/build), set [pcow] boot_shim to its '
-        'directory, or give a kernel'
+        'directory, or bring a kernel beside the image (--kernel; of an image in Glance the '
+        'properties kernel_id and ramdisk_id)'
     )
 
 

@@ -2,10 +2,12 @@
 """nova_pcow on a real OpenStack, with real guests that check their own data."""
 
 import os
+import re
 import unittest
 
 from pcow_driver.common import exception
 from pcow_driver.common import units
+from tests.functional import debian_image
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
 from tests.functional import server_session
@@ -17,6 +19,9 @@ from tools.lib.openstack_aio import servers
 from tools.lib.openstack_aio import settings as settings_module
 from tools.lib.openstack_aio import times
 from tools.lib.openstack_aio import volume_cycle
+from tools.lib.quickstart import guest
+from tools.lib.quickstart import state
+from tools.lib.quickstart import teardown
 
 _bed: openstack_bed.Bed | None = None
 # The rows that a change is likely to break; all of them: tools/openstack-aio life-cycle.
@@ -47,6 +52,7 @@ TWO_NODES_ROWS = (
     'evacuate',
 )
 TWO_NODES_REFUSED = ('live_migrate_snapshot', 'evacuate')
+STOCK_SECONDS = 400.0  # for two kernels, under emulation
 # servers from one image, one after the other
 COMPARED = 5 if os.environ.get('PCOW_TEST_LONG') else 2
 
@@ -106,6 +112,34 @@ class OpenStackTest(Case):
         for said in session.roots:
             self.assertRegex(said, r'root: /dev/(root|pmem0) / ext4 .*dax=always')
         self.assertEqual([], self.bed.pool_images())
+
+    def test_image_of_a_distribution(self) -> None:
+        """Without kernel_id: the kernel is that which GRUB in the image would take."""
+        api = self.bed.api
+        run = state.Run.create()
+        self.addCleanup(teardown.tear_down, run)
+        disk = debian_image.prepare(guest.Cache(run))
+        api.upload_image('stock', disk, 'qcow2')
+        specs = {'pcow:root': 'true', 'resources:CUSTOM_PCOW_MB': '1024'}
+        api.create_flavor('stock', 256, 1, specs | {'resources:DISK_GB': '0'})
+        server = servers.Server.create(api, 'stock', 'stock', 'stock')
+        self._wait_boot(server, 1)
+        server.act('reboot', {'type': 'HARD'})
+        self._wait_boot(server, 2)
+        image = server.create_image('stock-snapshot')
+        self._wait_boot(servers.Server.create(api, 'again', 'stock', image), 3)
+
+    def _wait_boot(self, server: servers.Server, number: int) -> None:
+        server.wait_status('ACTIVE', STOCK_SECONDS)
+        kernel = re.escape(debian_image.release(debian_image.kernels()[0]))
+        said = re.compile(
+            rf'pcow-guest: boot {number} of {kernel} on /dev/pmem0p2 / ext4 .*dax=always'
+        )
+        servers.wait(
+            f'boot {number} of {server.id}',
+            lambda: bool(said.search(server.console())) or None,
+            STOCK_SECONDS,
+        )
 
     def test_unknown_extra_spec_is_refused(self) -> None:
         with self.assertRaisesRegex(exception.PcowError, 'pcow:rooot'):

@@ -66,6 +66,10 @@ class ServersTestCase(base.ServersTestBase):
         # libvirt starts nothing here; the driver asks it
         emulator.write_text('#!/bin/sh\necho "  format=<string> - live migration"\n')
         emulator.chmod(0o755)
+        self.shim = self.directory / 'shim'
+        self.shim.mkdir()
+        for name in ('kernel', 'initrd'):
+            (self.shim / name).touch()
         programs = Path(os.environ.get('PCOW_BIN_DIR', TOP / 'build/bin'))
         for group, options in (
             (
@@ -74,6 +78,7 @@ class ServersTestCase(base.ServersTestBase):
                     'state_path': str(self.directory / 'state'),
                     'conversion_dir': str(self.directory),
                     'emulator': str(emulator),
+                    'boot_shim': str(self.shim),
                     'pcow_img': str(programs / 'pcow-img'),
                     'pcow_io': str(programs / 'pcow-io'),
                 },

@@ -305,6 +305,15 @@ class LiveMigrationTest(base.TestCase):
         self.assertEqual(
             expected.replace(' />', '/>'), live_migration.rewritten(xml, _UUID, prepared)
         )
+        start = '<os><type>hvm</type><kernel>%s/k</kernel><initrd>%s/i</initrd></os>'
+        self.assertEqual(
+            f'<domain>{start % ("/new", "/new")}</domain>',
+            live_migration.rewritten(
+                f'<domain>{start % ("/old", "/old")}</domain>',
+                _UUID,
+                live_migration.Prepared({}, '/new/qemu', '/new/k', '/new/i'),
+            ),
+        )
         del prepared.paths['data0']
         error = self.assertRaises(
             live_migration.LiveMigrationRefused, live_migration.rewritten, xml, _UUID, prepared

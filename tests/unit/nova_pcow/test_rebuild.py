@@ -21,6 +21,7 @@ import oslo_messaging
 from nova_pcow import rebuild
 from pcow_driver.images import image
 from pcow_driver.pools import device
+from pcow_driver.virt import boot
 from tests.unit.nova_pcow import base
 
 _OTHER = '76fa36fc-c930-4bf3-8c8a-ea2a2420deb6'  # of nova.tests' image service
@@ -128,15 +129,22 @@ class RebuildTest(base.ServersTestCase):
         self.assertIn('of the other image', self.xml(self.server))
 
     def test_image_without_kernel(self) -> None:
-        """As most have none; the server can be rebooted with its own, and rebuilt with another."""
+        """On a host without a boot shim; the server can be rebooted with its own kernel, and
+        rebuilt when there is one.
+        """
         properties = self.glance.images[_OTHER]['properties']
-        kernel = {name: properties.pop(name) for name in ('kernel_id', 'ramdisk_id')}
-        self.check_refused('has no property kernel_id')
+        for name in ('kernel_id', 'ramdisk_id'):
+            del properties[name]
+        file = self.shim / 'kernel'
+        file.unlink()
+        self.check_refused(f'the boot shim {self.shim} was not found')
         self._reboot_server(self.server, hard=True)
         self.assertIn('root=/dev/pmem0', self.xml(self.server))
-        self.assertIn('<kernel>', self.xml(self.server))
-        properties.update(kernel)
+        self.assertNotIn(str(self.shim), self.xml(self.server))
+        file.touch()
         self.test_begins_anew()
+        self.assertIn(f'<kernel>{file}</kernel>', self.xml(self.server))
+        self.assertIn(f'{boot.SHIM_CMDLINE} -- of the other image<', self.xml(self.server))
         self.before, self.uuids = self.instance(), self.find_uuids()
         # has no template
         self.glance.images[_OTHER].update(disk_format='vmdk', checksum='fedcba98765432100123')
@@ -305,7 +313,8 @@ class RebuildTest(base.ServersTestCase):
         self.assertEqual(self.before[:-2], self.instance()[:-2])
 
     def test_reboot_without_kernel(self) -> None:
-        """When nobody knows what the server has begun with."""
+        """When nobody knows what the server has begun with, and the host has no boot shim."""
+        (self.shim / 'kernel').unlink()
         instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
         instance.kernel_id = ''
         instance.system_metadata = {
@@ -317,7 +326,7 @@ class RebuildTest(base.ServersTestCase):
         with contextlib.suppress(client.OpenStackApiException):
             self.api.post_server_action(self.server['id'], {'reboot': {'type': 'HARD'}})
         self._wait_for_state_change(self.server, 'ERROR')
-        self.assertIn('has no kernel', self.fault(self.server))
+        self.assertIn('was not found', self.fault(self.server))
 
     def test_reboot_keeps_what_an_operator_has_changed(self) -> None:
         instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])

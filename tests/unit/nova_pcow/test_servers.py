@@ -23,6 +23,7 @@ from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
+from pcow_driver.virt import boot
 from pcow_driver.virt import libvirt_xml
 from tests.unit.nova_pcow import base
 
@@ -49,6 +50,22 @@ class CreateTest(base.ServersTestCase):
         self.assertIn('root=/dev/pmem0 rootflags=dax=always rw console=', xml)
         self.assertIn(f'<emulator>{self.directory}/qemu</emulator>', xml)
         self.assertIn('slots="9"', xml)
+
+    def test_root_whose_image_brings_no_kernel(self) -> None:
+        """Also if it was made for EFI: the boot shim reads what that would."""
+        self.set_image(kernel_id='nokernel', ramdisk_id='nokernel', hw_firmware_type='uefi')
+        xml = self.xml(self.boot(self.make_flavor(root='true')))
+        for name in ('kernel', 'initrd'):
+            self.assertIn(f'<{name}>{self.shim}/{name}</{name}>', xml)
+        self.assertIn(f'<cmdline>{boot.SHIM_CMDLINE}</cmdline>', xml)
+        for name in ('<boot ', '<loader', '<nvram', 'firmware='):
+            self.assertNotIn(name, xml)
+
+    def test_data_device_of_a_server_that_boots_by_firmware(self) -> None:
+        self.set_image(kernel_id='nokernel', ramdisk_id='nokernel')
+        xml = self.xml(self.boot(self.make_flavor(data_mb='16')))
+        self.assertNotIn(str(self.shim), xml)
+        self.assertIn('<boot ', xml)
 
     def test_allocation(self) -> None:
         server = self.boot(self.make_flavor(root='true'))
@@ -209,9 +226,22 @@ class RefusedTest(base.ServersTestCase):
         self.assertEqual([], self.images())
         self.assertEqual([], [item for item in self.pool.entries() if item.endswith('.part')])
 
-    def test_no_kernel(self) -> None:
+    def test_no_boot_shim(self) -> None:
+        """Another host may have one."""
         self.set_image(kernel_id='nokernel', ramdisk_id='nokernel')
-        self.check(self.make_flavor(root='true'), 'has no property kernel_id')
+        (self.shim / 'initrd').unlink()
+        self.check(
+            self.make_flavor(root='true'), f'the boot shim {self.shim} was not found', is_of_host=True
+        )
+
+    def test_secure_boot(self) -> None:
+        self.set_image(
+            kernel_id='nokernel',
+            ramdisk_id='nokernel',
+            hw_firmware_type='uefi',
+            os_secure_boot='required',
+        )
+        self.check(self.make_flavor(root='true'), 'no firmware verifies what a guest boots')
 
     def test_format(self) -> None:
         self.set_image(disk_format='vmdk')

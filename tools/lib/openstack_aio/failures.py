@@ -50,11 +50,13 @@ class Failures(live_life.LiveLife):
         self.api.create_flavor(_CLAIMS_TOO_LITTLE, 160, 2, specs)
         return self._no_half_server(life_cycle.IMAGE, _CLAIMS_TOO_LITTLE)
 
-    def rebuild_without_kernel(self) -> str:
+    def rebuild_secure_boot(self) -> str:
         """Raises what Nova says: the server goes on, with its data and its claims, and boots with
         its own kernel.
         """
-        image = self.api.upload_image('life-cycle-no-kernel', self.hosts.image_file(), 'qcow2')
+        image = self.api.upload_image(
+            'life-cycle-secure-boot', self.hosts.image_file(), 'qcow2', os_secure_boot='required'
+        )
         self._images.append(image)
         before, claims = self._alive(), self.hosts.claims()
         self.server.act('rebuild', {'imageRef': image})
@@ -144,7 +146,7 @@ class Failures(live_life.LiveLife):
 _AFTER = {
     'snapshot': ('snapshot_raw',),
     'cold_migrate_revert': ('live_migrate', 'live_migrate_snapshot'),
-    'revert_in_place': ('rebuild_without_kernel',),
+    'revert_in_place': ('rebuild_secure_boot',),
     'data_devices': ('live_migrate_data',),
     'full_pool': (
         'wrong_flavor',
