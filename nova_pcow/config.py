@@ -14,6 +14,8 @@ from pcow_driver.virt import boot
 from pcow_driver.virt import libvirt_xml
 
 PMEM_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw'
+# Disks and interfaces that reach any address of the guest.
+_REACH_ALL = frozenset({'virtio', 'sata'})
 
 
 class MemoryDevice(vconfig.LibvirtConfigGuestDevice):
@@ -85,11 +87,25 @@ def boot_from_pmem(guest: Any, image_meta: Any) -> None:
     if guest.os_kernel:
         if not command_line:
             _root, _space, rest = guest.os_cmdline.partition(' ')
-            guest.os_cmdline = f'{PMEM_CMDLINE} {rest}'
+            guest.os_cmdline = ' '.join(filter(None, (PMEM_CMDLINE, rest, _options(guest))))
         return
-    start = boot.shim(command_line or '')
+    start = boot.shim(' '.join(filter(None, (_options(guest), command_line))))
     guest.os_kernel, guest.os_initrd, guest.os_cmdline = start.kernel, start.initrd, start.cmdline
     _boot_by_bios(guest)
+
+
+def _options(guest: Any) -> str:
+    """See :func:`pcow_driver.virt.boot.memory_options`."""
+    for item in guest.devices:
+        if isinstance(item, vconfig.LibvirtConfigGuestDisk):
+            reaches = item.target_bus in _REACH_ALL
+        elif isinstance(item, vconfig.LibvirtConfigGuestInterface):
+            reaches = item.model in _REACH_ALL
+        else:
+            reaches = not isinstance(item, vconfig.LibvirtConfigGuestHostdev)
+        if not reaches:
+            return ''
+    return boot.memory_options(guest.memory * units.KIB)
 
 
 def _boot_by_bios(guest: Any) -> None:

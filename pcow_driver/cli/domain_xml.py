@@ -16,6 +16,10 @@ from pcow_driver.virt import domain_xml
 from pcow_driver.virt import libvirt_xml
 
 
+def _joined(*words: str | None) -> str:
+    return ' '.join(filter(None, words))
+
+
 class DomainXml(command.Command):
     """Print libvirt XML of a guest with its root on a pcow image."""
 
@@ -31,8 +35,9 @@ class DomainXml(command.Command):
         parser.add_argument('--initrd', help='Initial RAM disk of that kernel.')
         parser.add_argument(
             '--cmdline',
-            help=f'Kernel command line; default: {domain_xml.DEFAULT_CMDLINE}. Without --kernel: '
-            'words that are added to that of the guest.',
+            help=f'Kernel command line; default: {domain_xml.DEFAULT_CMDLINE}, and swiotlb=noforce '
+            'where the guest has less than 2.75 GiB of RAM. Without --kernel: words that are added '
+            'to that of the guest.',
         )
         parser.add_argument(
             '--memory',
@@ -110,14 +115,15 @@ class DomainXml(command.Command):
                     "take --device virtio-pmem, or say --volatile if that may be"
                 )
             )
+        options = boot.memory_options(parsed_args.memory)  # all its devices are virtio
         if parsed_args.kernel is None:
-            start = boot.shim(parsed_args.cmdline or '')
+            start = boot.shim(_joined(options, parsed_args.cmdline))
         else:
             start = boot.Start(
                 kernel=os.path.abspath(parsed_args.kernel),
                 initrd=absolute(parsed_args.initrd),
                 cmdline=(
-                    domain_xml.DEFAULT_CMDLINE
+                    _joined(domain_xml.DEFAULT_CMDLINE, options)
                     if parsed_args.cmdline is None
                     else parsed_args.cmdline
                 ),

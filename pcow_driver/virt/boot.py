@@ -13,7 +13,12 @@ from pcow_driver.common import tool
 
 # 'quiet': what its kernel has to say is not of the guest. On a busy host an emulated timer is late,
 # and a kernel that checks it gives up. The rest is what this kernel need not do.
-SHIM_CMDLINE = 'console=ttyS0 quiet no_timer_check cryptomgr.notests ipv6.disable=1 init_on_alloc=0'
+SHIM_CMDLINE = (
+    'console=ttyS0 quiet no_timer_check cryptomgr.notests ipv6.disable=1 init_on_alloc=0 '
+    'swiotlb=noforce'
+)
+# What a guest of less RAM has is all below 4 GiB: where QEMU's q35 parts it, which is the first.
+_BELOW_4_GIB = 0xB0000000
 _PLACES = ('/usr/local/share', '/usr/share')
 
 
@@ -22,6 +27,17 @@ class Start:
     kernel: str
     initrd: str | None
     cmdline: str
+
+
+def memory_options(memory: int) -> str:
+    """Words for the command line of a guest with this much RAM in bytes, all of whose devices reach
+    any address.
+
+    Linux on x86 sets 64 MiB aside, in which it copies for devices that do not (SWIOTLB,
+    Documentation/arch/x86/x86_64/boot-options.rst), as soon as there may be memory above 4 GiB: an
+    NVDIMM is there.
+    """
+    return 'swiotlb=noforce' if memory < _BELOW_4_GIB else ''
 
 
 def _directory(name: str) -> Path | None:

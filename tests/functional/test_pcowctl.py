@@ -259,8 +259,11 @@ class LifeTest(TestCase):
         xml = self.ctl(*command)
         self.assertIn(f'<kernel>{shim}/kernel</kernel>', xml)
         self.assertIn(f'<initrd>{shim}/initrd</initrd>', xml)
-        self.assertNotIn(' -- ', xml)
-        self.assertIn(' -- a=b c</cmdline>', self.ctl(*command, '--cmdline', 'a=b c'))
+        self.assertIn(' -- swiotlb=noforce<', xml)
+        self.assertNotIn(' -- ', self.ctl(*command, '--memory', '4G'))
+        self.assertIn(
+            ' -- swiotlb=noforce a=b c</cmdline>', self.ctl(*command, '--cmdline', 'a=b c')
+        )
         self.assertIn('--kernel', self.fails(*command, '--initrd', shim / 'initrd'))
 
 

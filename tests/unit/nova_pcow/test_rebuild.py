@@ -144,7 +144,9 @@ class RebuildTest(base.ServersTestCase):
         file.touch()
         self.test_begins_anew()
         self.assertIn(f'<kernel>{file}</kernel>', self.xml(self.server))
-        self.assertIn(f'{boot.SHIM_CMDLINE} -- of the other image<', self.xml(self.server))
+        self.assertIn(
+            f'{boot.SHIM_CMDLINE} -- swiotlb=noforce of the other image<', self.xml(self.server)
+        )
         self.before, self.uuids = self.instance(), self.find_uuids()
         # has no template
         self.glance.images[_OTHER].update(disk_format='vmdk', checksum='fedcba98765432100123')

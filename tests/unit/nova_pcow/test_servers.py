@@ -47,7 +47,9 @@ class CreateTest(base.ServersTestCase):
             (self.root(server), 'ua-pcow-root', True), (nvdimm.path, nvdimm.alias, nvdimm.shared)
         )
         xml = self.xml(server)
-        self.assertIn('root=/dev/pmem0 rootflags=dax=always rw console=', xml)
+        self.assertRegex(
+            xml, '>root=/dev/pmem0 rootflags=dax=always rw console=[^<]* swiotlb=noforce</cmdline>'
+        )
         self.assertIn(f'<emulator>{self.directory}/qemu</emulator>', xml)
         self.assertIn('slots="9"', xml)
 
@@ -57,9 +59,14 @@ class CreateTest(base.ServersTestCase):
         xml = self.xml(self.boot(self.make_flavor(root='true')))
         for name in ('kernel', 'initrd'):
             self.assertIn(f'<{name}>{self.shim}/{name}</{name}>', xml)
-        self.assertIn(f'<cmdline>{boot.SHIM_CMDLINE}</cmdline>', xml)
+        self.assertIn(f'<cmdline>{boot.SHIM_CMDLINE} -- swiotlb=noforce</cmdline>', xml)
         for name in ('<boot ', '<loader', '<nvram', 'firmware='):
             self.assertNotIn(name, xml)
+
+    def test_device_that_does_not_reach_all_memory(self) -> None:
+        """Its data are copied below 4 GiB, in what Linux has set aside."""
+        self.set_image(hw_disk_bus='ide')
+        self.assertNotIn('swiotlb', self.xml(self.boot(self.make_flavor(root='true'))))
 
     def test_data_device_of_a_server_that_boots_by_firmware(self) -> None:
         self.set_image(kernel_id='nokernel', ramdisk_id='nokernel')
@@ -231,7 +238,9 @@ class RefusedTest(base.ServersTestCase):
         self.set_image(kernel_id='nokernel', ramdisk_id='nokernel')
         (self.shim / 'initrd').unlink()
         self.check(
-            self.make_flavor(root='true'), f'the boot shim {self.shim} was not found', is_of_host=True
+            self.make_flavor(root='true'),
+            f'the boot shim {self.shim} was not found',
+            is_of_host=True,
         )
 
     def test_secure_boot(self) -> None:

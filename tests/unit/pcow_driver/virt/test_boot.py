@@ -5,6 +5,7 @@ from unittest import mock
 
 from pcow_driver.common import exception
 from pcow_driver.common import tool
+from pcow_driver.common import units
 from pcow_driver.virt import boot
 from tests.unit.pcow_driver import base
 
@@ -40,6 +41,13 @@ class ShimTest(base.TestCase):
         error = self.assertRaises(exception.BootShimMissing, boot.shim)
         self.assertEqual(
             f'the boot shim {place} was not found: build it (tools/build), set [pcow] boot_shim to '
-            'its directory, or give a kernel',
+            'its directory, or bring a kernel beside the image (--kernel; of an image in Glance '
+            'the properties kernel_id and ramdisk_id)',
             str(error),
         )
+
+
+class MemoryTest(base.TestCase):
+    def test_words(self) -> None:
+        self.assertEqual('swiotlb=noforce', boot.memory_options(2815 * units.MIB))
+        self.assertEqual('', boot.memory_options(2816 * units.MIB))
