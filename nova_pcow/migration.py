@@ -281,6 +281,7 @@ def receive(
                     pool, name, thin=provisioned.whole_size(image.info(source).virtual_size)
                 )
             _copy(source, part)
+            _check_arrived(part, source)
             with pool.lock():
                 if base is not None:
                     image.rebase(part, pool.existing_path(base), unsafe=True)
@@ -323,6 +324,21 @@ def _copy(source: str, target: str, *, sparse: bool = False) -> None:
         ) from e
     with open(target, 'rb') as f:
         os.fsync(f.fileno())
+
+
+def _check_arrived(path: str, source: str) -> None:
+    """Also its data, where they have checksums, as templates have.
+
+    :raises ServerStorageError: it is damaged
+    """
+    damage = image.check_data(path).damage
+    if damage is not None:
+        raise storage.ServerStorageError(
+            reason=(
+                f'what has arrived of {source} is damaged ({damage}): check it on its host '
+                '(pcow-img check --data)'
+            )
+        )
 
 
 def _provide_base(
@@ -370,6 +386,7 @@ def copy_base(
             with pool.lock():
                 staging.reserve(pool, name, fixed=os.stat(part).st_blocks * 512)
             _copy(part, staged, sparse=True)
+            _check_arrived(staged, f'{path} from {source_host}')
             with pool.lock():
                 staging.finish(pool, name, staged)
         template_module.protect(pool, pool.image_path(name))

@@ -86,13 +86,15 @@ def send(path: str, stream: IO[bytes]) -> None:
 
     :param path: of an image or a template
     :raises ImageNotFound:
-    :raises ToolFailed: somebody writes to it, or it is damaged
+    :raises ToolFailed: somebody writes to it, or it cannot be read
+    :raises TransferFailed: it is made one file, and one that it is made of is damaged
     :raises ImageInUse: somebody begins to write to it just now
     """
     path = os.path.abspath(path)
     info, base = image.info(path), template_below(path)
     with contextlib.ExitStack() as stack:
         if base is None and (info.base_filename is not None or info.snapshots):
+            _check_chain(path)
             path = stack.enter_context(_flat(path, sealed=info.sealed))
         with open(path, 'rb') as file:
             image_locks.read_active(file.fileno(), path)
@@ -138,9 +140,10 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
                     name=name, reason='the image is not what the stream said of it'
                 )
             pool.check_room(0)  # what it needs was set aside
-            if not image.check(part).clean:
+            damage = image.check_data(part).damage  # the checksums of its data came along
+            if damage is not None:
                 raise exception.TransferFailed(
-                    name=name, reason='the image that has arrived is damaged'
+                    name=name, reason=f'the image that has arrived is damaged: {damage}'
                 )
             target = pool.image_path(name)
             staging.finish(pool, name, part)
@@ -171,6 +174,23 @@ class _Summed:
 
     def digest(self) -> bytes:
         return self._sum.digest()
+
+
+def _check_chain(path: str) -> None:
+    """What is read of several files has no checksums any more when it is one.  Below a snapshot may
+    be an image that a guest writes to: it is left out.
+
+    :raises TransferFailed: a file of the chain is damaged
+    """
+    at: str | None = path
+    while at is not None:
+        info = image.info(at, force_share=True)
+        damage = image.check_data(at).damage if info.sealed or at == path else None
+        if damage is not None:
+            raise exception.TransferFailed(
+                name=os.path.basename(path), reason=f'{at} is damaged: {damage}'
+            )
+        at = info.base_path
 
 
 @contextlib.contextmanager

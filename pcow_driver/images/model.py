@@ -289,6 +289,14 @@ class CheckResult:
     def clean(self) -> bool:
         return self.corruptions == self.corruptions_fixed and self.leaks == self.leaks_fixed
 
+    @property
+    def damage(self) -> str | None:
+        """The first corruption in words; None if there is none. Space that nothing uses is none."""
+        found = [one.message for one in self.findings if one.kind == 'corruption']
+        if self.corruptions == self.corruptions_fixed:
+            return None
+        return found[0] if found else 'it is damaged'
+
     @classmethod
     def from_json(cls, value: Any) -> CheckResult:
         data = Reader(value, 'check')

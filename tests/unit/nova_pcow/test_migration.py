@@ -264,6 +264,18 @@ class MigrationTest(base.TestCase):
             self.move(self.no_template)
         self.check_contents()
 
+    def test_template_that_is_damaged_on_its_way(self) -> None:
+        def copy(source: str, target: str, *, receive: bool = False, **_options: Any) -> None:
+            content = Path(source).read_bytes()
+            if receive:  # the template
+                content = content.replace(b'\x5a' * 4096, b'\x5a' * 4095 + b'\x5b', 1)
+            Path(target).write_bytes(content)
+
+        with mock.patch.object(libvirt_utils, 'copy_image', copy):
+            error = self.assertRaises(storage.ServerStorageError, self.move, self.no_template)
+        self.assertRegex(str(error), 'what has arrived of .* is damaged .*what its checksum was')
+        self.assertEqual([], self.pools['there'].entries())
+
     def test_move_of_a_formatted_device(self) -> None:
         """The empty file systems of two hosts have one name, and differ."""
         formatted = dataclasses.replace(

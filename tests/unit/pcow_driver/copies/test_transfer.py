@@ -7,6 +7,7 @@ import io
 import os
 from pathlib import Path
 
+from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.copies import transfer
@@ -77,3 +78,29 @@ class SealedTest(base.TestCase):
         path = self.here.create_image('t', base=OF_THE_SERVICE)
         self.io(path, 'write -P 2 64k 64k')
         self.arrives(path)
+
+    def test_damaged_data(self) -> None:
+        """The checksums of a template's data travel, and are compared where it arrives."""
+        path = self.here.create_image('t', size=2 * MIB)
+        self.io(path, 'write -P 1 0 64k')
+        image.seal(path, checksums=True)
+        content = Path(path).read_bytes()
+        position = content.index(bytes([1]) * units.PAGE_SIZE)
+        with open(path, 'r+b') as file:
+            file.seek(position + 100)
+            file.write(b'\2')
+        stream = io.BytesIO()
+        transfer.send(path, stream)
+        stream.seek(0)
+        error = self.assertRaises(
+            exception.TransferFailed, transfer.receive, self.there, 't', stream
+        )
+        self.assertIn('the image that has arrived is damaged: ', str(error))
+        self.assertIn('it is not what its checksum was made of', str(error))
+        self.assertEqual([], self.there.entries())
+        # what is made one file for the stream is compared before
+        self.here.create_image('top', base='t')
+        error = self.assertRaises(
+            exception.TransferFailed, transfer.send, self.here.existing_path('top'), io.BytesIO()
+        )
+        self.assertIn(f'{path} is damaged: ', str(error))
