@@ -78,6 +78,10 @@ class Guest:
         self._console.close()
         self._end()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def _end(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What guests take of the host's memory, with their roots on pcow and on qcow2.
+
+Each has the same Debian with a web server that has answered some requests. What is counted is what
+a process maps (``/proc/PID/smaps``): a page that several of them map is shared out among them
+(Pss). The pages of a qcow2 file are in the host's page cache, which nobody maps: they are not
+counted. Under TCG most of QEMU's own memory is translated code, so that is told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+import statistics
+import time
+from typing import Any
+
+from pcow_driver.common import exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.virt import boot
+from tools.lib.bench import machine
+from tools.lib.bench import plot
+from tools.lib.bench import table
+from tools.lib.bench.guest import console
+from tools.lib.bench.guest import disks
+from tools.lib.quickstart import guest as quickstart_guest
+from tools.lib.quickstart import state
+from tools.lib.quickstart import teardown
+
+HELP = 'memory of 1, 2, 4 and 6 guests on pcow and on qcow2 (minutes; as root)'
+SIDES = {
+    'qcow2': 'qcow2 on virtio-blk',
+    'pcow': 'pcow on an NVDIMM',
+    'pcow-swiotlb': 'the same without swiotlb=noforce',
+}
+TARGET = 0.85  # RAM of a guest on pcow by that of one on qcow2
+_PACKAGES = ('apache2', 'apache2-utils', 'iproute2')
+_MODULES = ('virtio_pci', 'virtio_blk')
+_MEMORY = 256  # MiB
+_BOOT_SECONDS = 600.0
+_COMMAND_SECONDS = 300.0
+_SETTLE_SECONDS = 5
+_REQUESTS = 20
+_PLACE = Path('/dev/shm')  # noqa: S108 - the directory made there is the run's own
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Of one guest, in bytes."""
+
+    ram: int
+    image: int  # of the NVDIMM; with what it shares
+    emulator: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--counts', default='1,2,4,6', help='of guests (default: 1,2,4,6)')
+
+
+def _counts(text: str) -> list[int]:
+    with contextlib.suppress(ValueError):
+        found = sorted({int(word) for word in text.split(',')})
+        if found and found[0] > 0:
+            return found
+    raise exception.UsageInvalid(reason=f'--counts {text}: give numbers as 1,2,4')
+
+
+def _make_images(guest: quickstart_guest.Guest, directory: Path) -> int:
+    """What all guests stand on; returns the size of the NVDIMM."""
+    raw, base = directory / 'base.raw', directory / 'base.pcow'
+    size = disks.write_namespace(guest.image, 'qcow2', raw)
+    image.convert(str(raw), 'raw', str(base))
+    image.seal(str(base))
+    raw.unlink()
+    return size
+
+
+def _disk(side: str, guest: quickstart_guest.Guest, own: Path, size: int) -> tuple[list[str], str]:
+    """Arguments of QEMU, and words for the kernel."""
+    if side == 'qcow2':
+        path = str(own / 'top.qcow2')
+        options = ('-q', '-f', 'qcow2', '-F', 'qcow2', '-b', str(guest.image), path)
+        tool.run(tool.find('qemu_img'), 'create', *options)
+        return [
+            *('-drive', f'if=none,id=root,file={path},format=qcow2'),
+            *('-device', 'virtio-blk-pci,drive=root'),
+        ], f'pcow.disk=/dev/vda pcow.modules={",".join(_MODULES)}'
+    image.create_overlay(str(own / 'top.pcow'), str(own.parent / 'base.pcow'))
+    words = boot.memory_options(_MEMORY * units.MIB) if side == 'pcow' else ''
+    return [
+        # the room for more that pcowctl domain-xml keeps
+        *('-machine', 'nvdimm=on', '-m', f'{_MEMORY}M,slots=16,maxmem=70G'),
+        *disks.nvdimm('root', own / 'top.pcow', size),
+    ], words
+
+
+def _start(
+    run: state.Run, side: str, guest: quickstart_guest.Guest, own: Path, size: int
+) -> console.Guest:
+    own.mkdir()
+    arguments, words = _disk(side, guest, own, size)
+    return console.Guest(
+        [
+            tool.find('emulator', build_first=True),
+            *('-name', f'guest={run.domain_name}-{own.name}', '-nodefaults', '-no-user-config'),
+            *('-display', 'none', '-machine', 'q35,memory-backend=ram', '-accel', 'tcg'),
+            *('-cpu', 'max', '-m', f'{_MEMORY}M'),
+            *('-object', f'memory-backend-ram,id=ram,size={_MEMORY}M'),
+            *('-kernel', str(guest.kernel), '-initrd', str(guest.initrd)),
+            *('-append', f'console=ttyS0 quiet panic=-1 rw pcow.init=shell {words}'),
+            *arguments,
+        ],
+        own,
+    )
+
+
+def _serve(guest: console.Guest) -> None:
+    """Have it answer requests."""
+    guest.wait_ready(_BOOT_SECONDS)
+    guest.run(
+        f'ip link set lo up; apachectl start >/dev/null 2>&1; '
+        f'for i in 1 2 3 4 5 6 7 8 9; do ab -q -n {_REQUESTS} http://127.0.0.1/ >/tmp/ab 2>&1 && '
+        f'break; sleep 2; done; grep -q "Complete requests: *{_REQUESTS}" /tmp/ab',
+        _COMMAND_SECONDS,
+    )
+
+
+def _smaps(pid: int, own: Path) -> Memory:
+    found = {'ram': 0, 'image': 0, 'emulator': 0}
+    kind = 'emulator'
+    for line in Path(f'/proc/{pid}/smaps').read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(':'):  # a mapping begins
+            begin, end = (int(word, 16) for word in words[0].split('-'))
+            kind = 'emulator'
+            if words[-1].endswith('.pcow') and words[-1].startswith(str(own.parent)):
+                kind = 'image'
+            elif end - begin == _MEMORY * units.MIB:
+                kind = 'ram'
+        elif words[0] == 'Pss:':
+            found[kind] += int(words[1]) * units.KIB
+    return Memory(**found)
+
+
+def _measure_side(
+    run: state.Run,
+    side: str,
+    guest: quickstart_guest.Guest,
+    directory: Path,
+    size: int,
+    counts: list[int],
+) -> list[dict[str, Any]]:
+    rows = []
+    with contextlib.ExitStack() as stack:
+        running: list[tuple[console.Guest, Path]] = []
+        for count in counts:
+            while len(running) < count:
+                own = directory / f'{side}-{len(running)}'
+                one = stack.enter_context(_start(run, side, guest, own, size))
+                _serve(one)
+                running.append((one, own))
+            time.sleep(_SETTLE_SECONDS)
+            memory = [_smaps(one.pid, own) for one, own in running]
+            rows.append(
+                {
+                    'side': side,
+                    'guests': count,
+                    **{
+                        field.name: statistics.mean(getattr(one, field.name) for one in memory)
+                        for field in dataclasses.fields(Memory)
+                    },
+                }
+            )
+            print(f'{SIDES[side]}: {count} guests', flush=True)
+    return rows
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    counts = _counts(options.counts)
+    if os.geteuid() != 0:
+        raise exception.PcowError(reason='making the guest needs root: run it as root')
+    teardown.reap()
+    own = state.Run.create()
+    try:
+        directory = _PLACE / f'pcow-bench-{own.id}'
+        own.note(directory)
+        directory.mkdir(mode=0o700)
+        guest, _cache = quickstart_guest.prepare(own, None, None, None, _PACKAGES, _MODULES)
+        size = _make_images(guest, directory)
+        rows = [
+            row
+            for side in SIDES
+            for row in _measure_side(own, side, guest, directory, size, counts)
+        ]
+        return {'rows': rows, 'memory': _MEMORY * units.MIB, 'machine': machine.describe()}
+    finally:
+        teardown.tear_down(own)
+
+
+def _mib(value: float) -> str:
+    return f'{value / units.MIB:.1f}'
+
+
+def tables(result: dict[str, Any]) -> list[table.Table]:
+    qcow2 = {row['guests']: row for row in result['rows'] if row['side'] == 'qcow2'}
+    rows: list[tuple[str, ...]] = [
+        (
+            SIDES[row['side']],
+            str(row['guests']),
+            _mib(row['ram']),
+            _mib(row['image']),
+            _mib(row['ram'] + row['image']),
+            _mib(row['emulator']),
+            table.ratio_text(row['ram'] / qcow2[row['guests']]['ram']),
+        )
+        for row in result['rows']
+    ]
+    columns = (
+        *('root', 'guests', 'RAM', 'image', 'together', 'QEMU (TCG)'),
+        f'RAM by qcow2, at most {TARGET}',
+    )
+    return [
+        table.Table(
+            f'MiB of the host a guest of {result["memory"] // units.MIB} MiB takes',
+            columns,
+            rows,
+            'What each maps, what several map shared out among them. The page cache of qcow2 files '
+            'comes on top.',
+        )
+    ]
+
+
+def plots(result: dict[str, Any]) -> dict[str, plot.Bars]:
+    counts = sorted({row['guests'] for row in result['rows']})
+    values = {
+        (row['side'], row['guests']): (row['ram'] + row['image']) / units.MIB
+        for row in result['rows']
+    }
+    return {
+        'density': plot.Bars(
+            'Memory of a guest: RAM and image',
+            'MiB',
+            tuple(f'{count} guests' for count in counts),
+            {side: tuple(values[side, count] for count in counts) for side in SIDES},
+        )
+    }
