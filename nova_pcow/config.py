@@ -6,9 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from lxml import etree
+from nova import objects
+from nova.objects import fields
+from nova.virt import hardware
 from nova.virt.libvirt import config as vconfig
 
 from nova_pcow import conf
+from nova_pcow import flavor as flavor_module
+from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.virt import boot
 from pcow_driver.virt import libvirt_xml
@@ -16,6 +21,15 @@ from pcow_driver.virt import libvirt_xml
 PMEM_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw'
 # Disks and interfaces that reach any address of the guest.
 _REACH_ALL = frozenset({'virtio', 'sata'})
+_OF_FIRMWARE = frozenset({'hw_firmware_type', 'hw_firmware_stateless', 'os_secure_boot'})
+
+
+class FirmwareNeeded(exception.PcowError):
+    is_of_host = False
+    msg_fmt = (
+        'image or flavor require %(what)s, which a guest on persistent memory has not '
+        '(%(reason)s): leave %(option)s out, or take a flavor without pcow:root'
+    )
 
 
 class MemoryDevice(vconfig.LibvirtConfigGuestDevice):
@@ -74,6 +88,51 @@ def add_memory_devices(guest: Any, devices: list[MemoryDevice]) -> None:
         guest.cpu.numa.cells.append(cell)
 
 
+def shim_files(instance: Any) -> tuple[str | None, str | None]:
+    """Kernel and initrd of the boot shim of this host, if the server boots by it.
+
+    :raises BootShimMissing:
+    """
+    if instance.kernel_id or not flavor_module.of(instance).root:
+        return None, None
+    start = boot.shim()
+    return start.kernel, start.initrd
+
+
+def check_firmware(flavor: Any, image_meta: Any, *, has_kernel: bool) -> None:
+    """What a guest with its root in persistent memory cannot have.
+
+    :param has_kernel: beside its image; firmware may verify that
+    :raises FirmwareNeeded:
+    """
+    secure_boot = hardware.get_secure_boot_constraint(flavor, image_meta)
+    if secure_boot == fields.SecureBoot.REQUIRED and not has_kernel:
+        raise FirmwareNeeded(
+            what='secure boot', reason='no firmware verifies what it boots', option='os_secure_boot'
+        )
+    if hardware.get_mem_encryption_constraint(flavor, image_meta) is not None:
+        raise FirmwareNeeded(
+            what='memory encryption',
+            reason='the host sees what is in it',
+            option='hw_mem_encryption',
+        )
+
+
+def without_firmware(image_meta: Any) -> Any:
+    """The same image, whatever firmware it was made for: the boot shim reads what that would have
+    read, and is not started by EFI.
+    """
+    found, properties = image_meta.obj_clone(), image_meta.properties
+    found.properties = objects.ImageMetaProps(
+        **{
+            name: getattr(properties, name)
+            for name in properties.obj_fields
+            if name not in _OF_FIRMWARE and properties.obj_attr_is_set(name)
+        }
+    )
+    return found
+
+
 def boot_from_pmem(guest: Any, image_meta: Any) -> None:
     """Give the guest a kernel that finds its root in persistent memory, as firmware does not: that
     which the image brings beside it, else the boot shim, which goes on in the one inside the image.
@@ -84,18 +143,22 @@ def boot_from_pmem(guest: Any, image_meta: Any) -> None:
     :raises BootShimMissing:
     """
     command_line = image_meta.properties.get('os_command_line')
+    options = _options(guest, image_meta)
     if guest.os_kernel:
         if not command_line:
             _root, _space, rest = guest.os_cmdline.partition(' ')
-            guest.os_cmdline = ' '.join(filter(None, (PMEM_CMDLINE, rest, _options(guest))))
+            guest.os_cmdline = ' '.join(filter(None, (PMEM_CMDLINE, rest, options)))
         return
-    start = boot.shim(' '.join(filter(None, (_options(guest), command_line))))
+    start = boot.shim(' '.join(filter(None, (options, command_line))))
     guest.os_kernel, guest.os_initrd, guest.os_cmdline = start.kernel, start.initrd, start.cmdline
-    _boot_by_bios(guest)
+    guest.os_boot_dev = []
 
 
-def _options(guest: Any) -> str:
+def _options(guest: Any, image_meta: Any) -> str:
     """See :func:`pcow_driver.virt.boot.memory_options`."""
+    # an interface may come later, of this model
+    if image_meta.properties.get('hw_vif_model', 'virtio') not in _REACH_ALL:
+        return ''
     for item in guest.devices:
         if isinstance(item, vconfig.LibvirtConfigGuestDisk):
             reaches = item.target_bus in _REACH_ALL
@@ -106,14 +169,3 @@ def _options(guest: Any) -> str:
         if not reaches:
             return ''
     return boot.memory_options(guest.memory * units.KIB)
-
-
-def _boot_by_bios(guest: Any) -> None:
-    """Whatever firmware the image was made for: the shim reads what that would have read, and is
-    not started by EFI.
-    """
-    guest.os_boot_dev = []
-    guest.os_firmware = guest.os_firmware_secure = None
-    guest.os_loader = guest.os_loader_type = None
-    guest.os_loader_readonly = guest.os_loader_secure = guest.os_loader_stateless = None
-    guest.os_nvram = guest.os_nvram_template = None

@@ -8,12 +8,11 @@ from typing import Any
 from nova import exception as nova_exception
 from nova.compute import task_states
 from nova.compute import vm_states
-from nova.objects import fields
-from nova.virt import hardware
 from nova.virt import images as virt_images
 from oslo_utils import excutils
 
 from nova_pcow import claims
+from nova_pcow import config
 from nova_pcow import emulator
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
@@ -23,7 +22,6 @@ from nova_pcow import rebuild as rebuild_module
 from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.templates import template_cache
-from pcow_driver.virt import boot
 
 
 class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
@@ -118,23 +116,11 @@ class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
             raise flavor_module.FlavorInvalid(
                 flavor=wanted.name, reason='its root is in persistent memory, not in a volume'
             )
-        if not instance.kernel_id:
-            boot.shim()
-            self._check_no_secure_boot(instance)
+        config.shim_files(instance)
+        config.check_firmware(
+            instance.flavor, instance.image_meta, has_kernel=bool(instance.kernel_id)
+        )
         return self._root_source(context, instance, instance.image_ref)
-
-    @staticmethod
-    def _check_no_secure_boot(instance: Any) -> None:
-        """:raises ServerImpossible:"""
-        wanted = hardware.get_secure_boot_constraint(instance.flavor, instance.image_meta)
-        if wanted == fields.SecureBoot.REQUIRED:
-            raise storage.ServerImpossible(
-                reason=(
-                    'image or flavor require secure boot, and no firmware verifies what a guest '
-                    'boots from persistent memory: leave os_secure_boot out, or take a flavor '
-                    'without pcow:root'
-                )
-            )
 
     def _root_source(self, context: Any, instance: Any, image_id: str) -> storage.RootSource:
         """:raises SourceRejected: Glance does not have it"""

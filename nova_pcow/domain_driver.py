@@ -123,10 +123,15 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
         share_info: Any = None,
         old_guest: Any = None,
     ) -> Any:
+        by_shim = (
+            flavor_module.is_pcow(instance)
+            and flavor_module.of(instance).root
+            and not (instance.kernel_id or rescue)
+        )
         guest = super()._get_guest_config(
             instance,
             network_info,
-            image_meta,
+            config.without_firmware(image_meta) if by_shim else image_meta,
             disk_info,
             rescue,
             block_device_info,
@@ -171,6 +176,8 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
             if instance.vm_state not in (vm_states.RESIZED, vm_states.ERROR):
                 migration_module.forget(instance.uuid, self._domain(instance))
             with errors.internal():
+                self._emulator.path()
+                config.shim_files(instance)
                 self._receive(context, instance)
         super()._hard_reboot(
             context, instance, network_info, share_info, block_device_info, accel_info

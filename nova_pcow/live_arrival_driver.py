@@ -5,13 +5,13 @@ it runs; see :mod:`nova_pcow.live_migration`.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from nova import exception as nova_exception
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
+from nova_pcow import config
 from nova_pcow import deletion_driver
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
@@ -22,7 +22,6 @@ from nova_pcow import notes
 from nova_pcow import resize_claims
 from nova_pcow import storage
 from pcow_driver.pools import pool as pool_module
-from pcow_driver.virt import boot
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
         if flavor_module.is_pcow(instance):
             with errors.refuse_live_migration():
                 self._emulator.check_migrates()
-                self._shim_files(instance)
+                config.shim_files(instance)
                 if self._domain(instance) is not None:
                     raise live_migration.LiveMigrationRefused(
                         reason=(
@@ -47,18 +46,6 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
                         )
                     )
         return super().check_can_live_migrate_destination(context, instance, *args, **kwargs)
-
-    @staticmethod
-    def _shim_files(instance: Any) -> tuple[str | None, str | None]:
-        """Kernel and initrd of the boot shim of this host, if the server boots by it: it looks for
-        them at its next reset.
-
-        :raises BootShimMissing:
-        """
-        if instance.kernel_id or not flavor_module.of(instance).root:
-            return None, None
-        start = boot.shim()
-        return start.kernel, start.initrd
 
     def check_source_migrate_data_at_dest(
         self, ctxt: Any, instance: Any, migrate_data: Any, migration: Any, limits: Any, allocs: Any
@@ -143,11 +130,9 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
                 )
                 live_migration.put(
                     migrate_data,
-                    dataclasses.asdict(
-                        live_migration.Prepared(
-                            paths, self._emulator.path(), *self._shim_files(instance)
-                        )
-                    ),
+                    live_migration.Prepared(
+                        paths, self._emulator.path(), *config.shim_files(instance)
+                    ).told(),
                 )
         return migrate_data
 

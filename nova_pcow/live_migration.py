@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import os
 from typing import Any
+from typing import Self
 
 from lxml import etree
 from nova import objects
@@ -62,6 +63,16 @@ class Prepared:
     emulator: str
     shim_kernel: str | None = None
     shim_initrd: str | None = None
+
+    def told(self) -> dict[str, Any]:
+        """For the other host, which may have an earlier version: nothing that is not needed."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Self:
+        """Of one that may have a later version."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in told.items() if key in known})
 
 
 def arrival_lock(uuid: str, *, blocking: bool = True) -> contextlib.AbstractContextManager[Any]:
@@ -176,7 +187,9 @@ def rewritten(xml: str, uuid: str, prepared: Prepared) -> str:
         emulator.text = prepared.emulator
     for name, file in (('kernel', prepared.shim_kernel), ('initrd', prepared.shim_initrd)):
         for element in domain.findall(f'os/{name}') if file else ():
-            element.text = file
+            # not the server's own, which a rebuild that was refused leaves
+            if f'/{uuid}/' not in (element.text or ''):
+                element.text = file
     return str(etree.tostring(domain, encoding='unicode'))
 
 

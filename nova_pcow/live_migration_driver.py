@@ -167,7 +167,7 @@ class LiveMigrationLibvirtDriver(live_arrival_driver.LiveArrivalLibvirtDriver):
         if operation is None:  # whoever watches it has given up before it began
             return
         try:
-            prepared = live_migration.Prepared(**live_migration.get(migrate_data))
+            prepared = live_migration.Prepared.of(live_migration.get(migrate_data))
             super()._live_migration_operation(
                 context,
                 instance,

@@ -26,6 +26,7 @@ from nova_pcow import storage
 from pcow_driver.common import durable
 from pcow_driver.common import exception
 from pcow_driver.common import names
+from pcow_driver.health import scrub
 from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
@@ -281,7 +282,6 @@ def receive(
                     pool, name, thin=provisioned.whole_size(image.info(source).virtual_size)
                 )
             _copy(source, part)
-            _check_arrived(part, source)
             with pool.lock():
                 if base is not None:
                     image.rebase(part, pool.existing_path(base), unsafe=True)
@@ -326,21 +326,6 @@ def _copy(source: str, target: str, *, sparse: bool = False) -> None:
         os.fsync(f.fileno())
 
 
-def _check_arrived(path: str, source: str) -> None:
-    """Also its data, where they have checksums, as templates have.
-
-    :raises ServerStorageError: it is damaged
-    """
-    damage = image.check_data(path).damage
-    if damage is not None:
-        raise storage.ServerStorageError(
-            reason=(
-                f'what has arrived of {source} is damaged ({damage}): check it on its host '
-                '(pcow-img check --data)'
-            )
-        )
-
-
 def _provide_base(
     pool: pool_module.Pool,
     item: Transferred,
@@ -370,6 +355,29 @@ def _provide_base(
     return name
 
 
+def _copy_template(
+    pool: pool_module.Pool, name: str, path: str, source_host: str, part: str, staged: str
+) -> str | None:
+    """Twice if its data are not what their checksums say, which was on the way.
+
+    :returns: what is damaged also then, and was before; a server runs on it, and is not stopped for
+        that
+    """
+    damage = None
+    for _try in range(2):
+        if os.path.lexists(staged):
+            os.unlink(staged)
+        libvirt_utils.copy_image(path, part, host=source_host, receive=True, compression=False)
+        with pool.lock():
+            staging.reserve(pool, name, fixed=os.stat(part).st_blocks * 512)
+        _copy(part, staged, sparse=True)
+        damage = image.check_data(staged).damage
+        if damage is None:
+            return None
+        LOG.warning('What has come of %s from %s is damaged: %s', path, source_host, damage)
+    return damage
+
+
 def copy_base(
     pool: pool_module.Pool, name: str, path: str, source_host: str, directory: str
 ) -> None:
@@ -381,15 +389,20 @@ def copy_base(
     """
     part = os.path.join(directory, os.path.basename(path))
     try:
-        libvirt_utils.copy_image(path, part, host=source_host, receive=True, compression=False)
         with staging.building(pool, name) as staged:
-            with pool.lock():
-                staging.reserve(pool, name, fixed=os.stat(part).st_blocks * 512)
-            _copy(part, staged, sparse=True)
-            _check_arrived(staged, f'{path} from {source_host}')
+            damage = _copy_template(pool, name, path, source_host, part, staged)
             with pool.lock():
                 staging.finish(pool, name, staged)
         template_module.protect(pool, pool.image_path(name))
+        if damage is not None:
+            LOG.error(
+                '%s is damaged on %s, and so is the copy of it: %s. Servers on it go on as they '
+                'did; nothing new is made on it',
+                path,
+                source_host,
+                damage,
+            )
+            scrub.look(pool, name)
     except exception.ImageExists:
         pass  # another migration brought it
     finally:

@@ -12,6 +12,7 @@ from nova import exception as nova_exception
 from nova.virt.libvirt import utils as libvirt_utils
 
 from nova_pcow import arrival
+from nova_pcow import config
 from nova_pcow import creation_driver
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
@@ -47,6 +48,10 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
                 flavor_module.check_known(flavor)
             old, new = flavor_module.parse(instance.flavor), flavor_module.parse(flavor)
             flavor_module.check_resize(old, new)
+            if new.root:
+                config.check_firmware(
+                    flavor, instance.image_meta, has_kernel=bool(instance.kernel_id)
+                )
             storage.check_complete(instance.uuid, old)
         arguments = (
             context,
@@ -200,6 +205,7 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
         with errors.refuse_evacuation():
             wanted = flavor_module.of(instance)
             migration_module.check_evacuation(instance.uuid, wanted)
+            config.shim_files(instance)
             if not wanted.root and not directory_is_there:
                 raise storage.ServerStorageError(
                     reason=(

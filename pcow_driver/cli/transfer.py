@@ -20,6 +20,11 @@ class Send(command.Command):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.IMAGE_HELP)
+        parser.add_argument(
+            '--accept-damage',
+            action='store_true',
+            help='Send it as it is where checksums tell that it is damaged.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -27,7 +32,11 @@ class Send(command.Command):
             raise exception.UsageInvalid(
                 reason="it is not for a terminal: give it to 'image receive', by ssh for instance"
             )
-        transfer.send(common.image_path(parsed_args.image), sys.stdout.buffer)
+        transfer.send(
+            common.image_path(parsed_args.image),
+            sys.stdout.buffer,
+            accept_damage=parsed_args.accept_damage,
+        )
 
 
 class Receive(command.Command):

@@ -26,6 +26,8 @@ import struct
 from typing import IO
 from typing import Any
 
+from oslo_log import log as logging
+
 from pcow_driver.common import durable
 from pcow_driver.common import exception
 from pcow_driver.common import names
@@ -39,6 +41,8 @@ from pcow_driver.pools import staging
 from pcow_driver.snapshots import trash
 from pcow_driver.templates import template
 from pcow_driver.templates import template_cache
+
+LOG = logging.getLogger(__name__)
 
 KEPT = 'kept'  # what pcowctl says for a discard that is False
 _FORMAT = 'pcow-stream-1'
@@ -56,6 +60,7 @@ class _Header:
     sealed: bool
     virtual: int
     stored: int  # bytes of the file that are no hole
+    damaged: bool = False  # who sends it takes it as it is
 
     def line(self) -> bytes:
         return json.dumps({'format': _FORMAT, **dataclasses.asdict(self)}).encode() + b'\n'
@@ -81,10 +86,11 @@ def template_below(path: str) -> str | None:
     return None if template_cache.image_id(name) is None else template_cache.common_name(name)
 
 
-def send(path: str, stream: IO[bytes]) -> None:
+def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
     """Write an image that nobody writes to.
 
     :param path: of an image or a template
+    :param accept_damage: as it is, and the receiver takes it so, too
     :raises ImageNotFound:
     :raises ToolFailed: somebody writes to it, or it cannot be read
     :raises TransferFailed: it is made one file, and one that it is made of is damaged
@@ -94,7 +100,8 @@ def send(path: str, stream: IO[bytes]) -> None:
     info, base = image.info(path), template_below(path)
     with contextlib.ExitStack() as stack:
         if base is None and (info.base_filename is not None or info.snapshots):
-            _check_chain(path)
+            if not accept_damage:
+                _check_chain(path)
             path = stack.enter_context(_flat(path, sealed=info.sealed))
         with open(path, 'rb') as file:
             image_locks.read_active(file.fileno(), path)
@@ -103,7 +110,11 @@ def send(path: str, stream: IO[bytes]) -> None:
             extents = list(_extents(file.fileno(), size))
             output.write(
                 _Header(
-                    base, info.sealed, info.virtual_size, sum(length for _offset, length in extents)
+                    base,
+                    info.sealed,
+                    info.virtual_size,
+                    sum(length for _offset, length in extents),
+                    accept_damage,
                 ).line()
             )
             for offset, length in extents:
@@ -129,6 +140,7 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
     """
     with staging.building(pool, name) as part:
         header = _store(pool, name, part, stream)
+        _check_arrived(name, part, header)  # reads all of it: nobody waits for that
         with pool.lock():
             if header.base is not None:  # of the same name; the uuid is this host's
                 image.rebase(part, pool.existing_path(header.base), unsafe=True)
@@ -140,11 +152,6 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
                     name=name, reason='the image is not what the stream said of it'
                 )
             pool.check_room(0)  # what it needs was set aside
-            damage = image.check_data(part).damage  # the checksums of its data came along
-            if damage is not None:
-                raise exception.TransferFailed(
-                    name=name, reason=f'the image that has arrived is damaged: {damage}'
-                )
             target = pool.image_path(name)
             staging.finish(pool, name, part)
     if header.sealed:
@@ -176,6 +183,23 @@ class _Summed:
         return self._sum.digest()
 
 
+def _check_arrived(name: str, part: str, header: _Header) -> None:
+    """The checksums of its data came along.
+
+    :raises TransferFailed:
+    """
+    damage = image.check_data(part).damage
+    if damage is None:
+        return
+    if not header.damaged:
+        raise exception.TransferFailed(
+            name=name,
+            reason=f'the image that has arrived is damaged: {damage}; look at it where it is sent '
+            '(pcow-img check --data), and send it once more, or with --accept-damage as it is',
+        )
+    LOG.warning('%s has arrived damaged, as who sent it has accepted: %s', name, damage)
+
+
 def _check_chain(path: str) -> None:
     """What is read of several files has no checksums any more when it is one.  Below a snapshot may
     be an image that a guest writes to: it is left out.
@@ -188,7 +212,8 @@ def _check_chain(path: str) -> None:
         damage = image.check_data(at).damage if info.sealed or at == path else None
         if damage is not None:
             raise exception.TransferFailed(
-                name=os.path.basename(path), reason=f'{at} is damaged: {damage}'
+                name=os.path.basename(path),
+                reason=f'{at} is damaged: {damage}; --accept-damage sends it as it is',
             )
         at = info.base_path
 
@@ -294,7 +319,13 @@ def _store_pieces(incoming: _Incoming, file: IO[bytes], left: int) -> None:
 def _header(name: str, line: bytes) -> _Header:
     try:
         value: Any = json.loads(line)
-        header = _Header(value['base'], value['sealed'], value['virtual'], value['stored'])
+        header = _Header(
+            value['base'],
+            value['sealed'],
+            value['virtual'],
+            value['stored'],
+            value.get('damaged', False) is True,
+        )
         if value['format'] != _FORMAT or not isinstance(header.sealed, bool):
             raise ValueError
         if type(header.virtual) is not int or not 0 < header.virtual <= units.MAX_VIRTUAL_SIZE:

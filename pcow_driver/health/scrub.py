@@ -35,15 +35,20 @@ def _check(item: pool_module.ListedImage, rate: int) -> scrubs.Result:
     """Look at one image. Guests write to those that are not sealed: of these only what the
     checksums say counts.
     """
-    inode, checked = os.stat(item.path).st_ino, _now()
     if item.summary is None:
-        return scrubs.Result(inode, checked, problem=item.error or 'it cannot be read')
+        inode = os.stat(item.path).st_ino
+        return scrubs.Result(inode, _now(), problem=item.error or 'it cannot be read')
+    return _compare(item.path, rate, sealed=item.summary.sealed)
+
+
+def _compare(path: str, rate: int, *, sealed: bool) -> scrubs.Result:
+    inode, checked = os.stat(path).st_ino, _now()
     try:
-        found = image.check_data(item.path, rate=rate, force_share=not item.summary.sealed)
+        found = image.check_data(path, rate=rate, force_share=not sealed)
     except (exception.ToolFailed, exception.ToolOutputInvalid) as e:
         return scrubs.Result(inode, checked, problem=str(e))
     findings = [one.message for one in found.findings if one.kind == 'corruption']
-    if not found.data_checked and not item.summary.sealed:
+    if not found.data_checked and not sealed:
         return scrubs.Result(inode, checked, problem='it is in use, or its metadata is damaged')
     return scrubs.Result(
         inode,
@@ -54,6 +59,15 @@ def _check(item: pool_module.ListedImage, rate: int) -> scrubs.Result:
         without=found.data_without,
         findings=scrubs.limited(findings),
     )
+
+
+def look(pool: pool_module.Pool, name: str) -> scrubs.Result:
+    """At one template, and keep what is found as that of a scrub.
+
+    :raises StateInvalid: it cannot be kept
+    """
+    result = _compare(pool.existing_path(name), 0, sealed=True)
+    return scrubs.put(pool.uuid, name, result).images[name]
 
 
 def _is_done(known: scrubs.Scrub, item: pool_module.ListedImage) -> bool:

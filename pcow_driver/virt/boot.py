@@ -47,7 +47,7 @@ def _directory(name: str) -> Path | None:
         built = [directory.parent / 'share' for directory in tool.build_dirs()]
         places = [place / name for place in (*built, *map(Path, _PLACES))]
     for place in places:
-        if (place / 'kernel').is_file() and (place / 'initrd').is_file():
+        if all(os.access(place / name, os.R_OK) for name in ('kernel', 'initrd')):
             return place
     return None
 

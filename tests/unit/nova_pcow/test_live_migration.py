@@ -314,6 +314,11 @@ class LiveMigrationTest(base.TestCase):
                 live_migration.Prepared({}, '/new/qemu', '/new/k', '/new/i'),
             ),
         )
+        own = f'<domain><os><kernel>/instances/{_UUID}/kernel</kernel></os></domain>'
+        shim = live_migration.Prepared({}, '/new/qemu', '/new/k', '/new/i')
+        self.assertEqual(own, live_migration.rewritten(own, _UUID, shim))
+        self.assertEqual(shim, live_migration.Prepared.of(shim.told() | {'later': 1}))
+        self.assertEqual({'paths', 'emulator'}, set(prepared.told()))
         del prepared.paths['data0']
         error = self.assertRaises(
             live_migration.LiveMigrationRefused, live_migration.rewritten, xml, _UUID, prepared

@@ -250,7 +250,10 @@ class RefusedTest(base.ServersTestCase):
             hw_firmware_type='uefi',
             os_secure_boot='required',
         )
-        self.check(self.make_flavor(root='true'), 'no firmware verifies what a guest boots')
+        self.check(
+            self.make_flavor(root='true'),
+            'require secure boot, which a guest on persistent memory has not',
+        )
 
     def test_format(self) -> None:
         self.set_image(disk_format='vmdk')

@@ -104,3 +104,9 @@ class SealedTest(base.TestCase):
             exception.TransferFailed, transfer.send, self.here.existing_path('top'), io.BytesIO()
         )
         self.assertIn(f'{path} is damaged: ', str(error))
+        for name in ('top', 't'):
+            stream = io.BytesIO()
+            transfer.send(self.here.existing_path(name), stream, accept_damage=True)
+            stream.seek(0)
+            transfer.receive(self.there, name, stream)
+        self.assertEqual(['t.pcow', 'top.pcow'], sorted(self.there.entries()))

@@ -22,6 +22,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
+from pcow_driver.images import info_block
 from pcow_driver.virt import boot
 from tools.lib.bench import machine
 from tools.lib.bench import plot
@@ -36,11 +37,12 @@ HELP = 'memory of 1, 2, 4 and 6 guests on pcow and on qcow2 (minutes; as root)'
 SIDES = {
     'qcow2': 'qcow2 on virtio-blk',
     'pcow': 'pcow on an NVDIMM',
-    'pcow-swiotlb': 'the same without swiotlb=noforce',
+    'pcow-page-map': 'the same, its page map in the image',
+    'pcow-swiotlb': 'pcow without swiotlb=noforce',
 }
 TARGET = 0.85  # RAM of a guest on pcow by that of one on qcow2
 _PACKAGES = ('apache2', 'apache2-utils', 'iproute2')
-_MODULES = ('virtio_pci', 'virtio_blk')
+_MODULES = ('virtio_pci', 'virtio_balloon', 'virtio_blk')
 _MEMORY = 256  # MiB
 _BOOT_SECONDS = 600.0
 _COMMAND_SECONDS = 300.0
@@ -70,40 +72,45 @@ def _counts(text: str) -> list[int]:
     raise exception.UsageInvalid(reason=f'--counts {text}: give numbers as 1,2,4')
 
 
-def _make_images(guest: quickstart_guest.Guest, directory: Path) -> int:
-    """What all guests stand on; returns the size of the NVDIMM."""
-    raw, base = directory / 'base.raw', directory / 'base.pcow'
-    size = disks.write_namespace(guest.image, 'qcow2', raw)
-    image.convert(str(raw), 'raw', str(base))
-    image.seal(str(base))
-    raw.unlink()
-    return size
+def _base(side: str, guest: quickstart_guest.Guest, directory: Path) -> str:
+    """What all guests of a side stand on."""
+    if side == 'qcow2':
+        return str(guest.image)
+    page_map = info_block.PageMap.PMEM if side == 'pcow-page-map' else info_block.PageMap.RAM
+    raw, base = directory / 'base.raw', directory / f'base-{page_map.value}.pcow'
+    if not base.exists():
+        disks.write_namespace(guest.image, 'qcow2', raw, page_map=page_map)
+        image.convert(str(raw), 'raw', str(base))
+        image.seal(str(base))
+        raw.unlink()
+    return str(base)
 
 
-def _disk(side: str, guest: quickstart_guest.Guest, own: Path, size: int) -> tuple[list[str], str]:
+def _disk(side: str, base: str, own: Path) -> tuple[list[str], str]:
     """Arguments of QEMU, and words for the kernel."""
     if side == 'qcow2':
         path = str(own / 'top.qcow2')
-        options = ('-q', '-f', 'qcow2', '-F', 'qcow2', '-b', str(guest.image), path)
+        options = ('-q', '-f', 'qcow2', '-F', 'qcow2', '-b', base, path)
         tool.run(tool.find('qemu_img'), 'create', *options)
         return [
             *('-drive', f'if=none,id=root,file={path},format=qcow2'),
             *('-device', 'virtio-blk-pci,drive=root'),
-        ], f'pcow.disk=/dev/vda pcow.modules={",".join(_MODULES)}'
-    image.create_overlay(str(own / 'top.pcow'), str(own.parent / 'base.pcow'))
-    words = boot.memory_options(_MEMORY * units.MIB) if side == 'pcow' else ''
+        ], 'pcow.disk=/dev/vda'
+    top = own.parent / f'{own.name}.pcow'
+    image.create_overlay(str(top), base)
+    words = '' if side == 'pcow-swiotlb' else boot.memory_options(_MEMORY * units.MIB)
     return [
         # the room for more that pcowctl domain-xml keeps
         *('-machine', 'nvdimm=on', '-m', f'{_MEMORY}M,slots=16,maxmem=70G'),
-        *disks.nvdimm('root', own / 'top.pcow', size),
+        *disks.nvdimm('root', top, image.info(base).virtual_size),
     ], words
 
 
 def _start(
-    run: state.Run, side: str, guest: quickstart_guest.Guest, own: Path, size: int
+    run: state.Run, side: str, guest: quickstart_guest.Guest, base: str, own: Path
 ) -> console.Guest:
     own.mkdir()
-    arguments, words = _disk(side, guest, own, size)
+    arguments, words = _disk(side, base, own)
     return console.Guest(
         [
             tool.find('emulator', build_first=True),
@@ -112,7 +119,10 @@ def _start(
             *('-cpu', 'max', '-m', f'{_MEMORY}M'),
             *('-object', f'memory-backend-ram,id=ram,size={_MEMORY}M'),
             *('-kernel', str(guest.kernel), '-initrd', str(guest.initrd)),
-            *('-append', f'console=ttyS0 quiet panic=-1 rw pcow.init=shell {words}'),
+            *('-device', 'virtio-balloon-pci,free-page-reporting=on'),
+            '-append',
+            f'console=ttyS0 quiet panic=-1 rw pcow.init=shell pcow.modules={",".join(_MODULES)} '
+            f'{words}',
             *arguments,
         ],
         own,
@@ -123,9 +133,10 @@ def _serve(guest: console.Guest) -> None:
     """Have it answer requests."""
     guest.wait_ready(_BOOT_SECONDS)
     guest.run(
-        f'ip link set lo up; apachectl start >/dev/null 2>&1; '
-        f'for i in 1 2 3 4 5 6 7 8 9; do ab -q -n {_REQUESTS} http://127.0.0.1/ >/tmp/ab 2>&1 && '
-        f'break; sleep 2; done; grep -q "Complete requests: *{_REQUESTS}" /tmp/ab',
+        'export PATH=/usr/sbin:/usr/bin:/sbin:/bin; mkdir -p /run/lock; ip link set lo up; '
+        'apachectl start 2>&1; for i in 1 2 3 4 5 6 7 8 9; do '
+        f'ab -q -n {_REQUESTS} http://127.0.0.1/ >/tmp/ab 2>&1 && break; sleep 2; done; '
+        f'grep "Complete requests: *{_REQUESTS}" /tmp/ab || {{ cat /tmp/ab; false; }}',
         _COMMAND_SECONDS,
     )
 
@@ -148,20 +159,15 @@ def _smaps(pid: int, own: Path) -> Memory:
 
 
 def _measure_side(
-    run: state.Run,
-    side: str,
-    guest: quickstart_guest.Guest,
-    directory: Path,
-    size: int,
-    counts: list[int],
+    run: state.Run, side: str, guest: quickstart_guest.Guest, directory: Path, counts: list[int]
 ) -> list[dict[str, Any]]:
-    rows = []
+    rows, base = [], _base(side, guest, directory)
     with contextlib.ExitStack() as stack:
         running: list[tuple[console.Guest, Path]] = []
         for count in counts:
             while len(running) < count:
                 own = directory / f'{side}-{len(running)}'
-                one = stack.enter_context(_start(run, side, guest, own, size))
+                one = stack.enter_context(_start(run, side, guest, base, own))
                 _serve(one)
                 running.append((one, own))
             time.sleep(_SETTLE_SECONDS)
@@ -191,12 +197,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         own.note(directory)
         directory.mkdir(mode=0o700)
         guest, _cache = quickstart_guest.prepare(own, None, None, None, _PACKAGES, _MODULES)
-        size = _make_images(guest, directory)
-        rows = [
-            row
-            for side in SIDES
-            for row in _measure_side(own, side, guest, directory, size, counts)
-        ]
+        rows = [row for side in SIDES for row in _measure_side(own, side, guest, directory, counts)]
         return {'rows': rows, 'memory': _MEMORY * units.MIB, 'machine': machine.describe()}
     finally:
         teardown.tear_down(own)

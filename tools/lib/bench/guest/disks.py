@@ -103,14 +103,20 @@ def make_file_system(directory: Path, scale: Scale) -> Path:
     return path
 
 
-def write_namespace(source: Path, source_format: str, target: Path, extra: int = 0) -> int:
+def write_namespace(
+    source: Path,
+    source_format: str,
+    target: Path,
+    extra: int = 0,
+    page_map: info_block.PageMap = info_block.PageMap.RAM,
+) -> int:
     """What the guest sees of an NVDIMM with this file system, as a raw file; return its size.
 
     :param extra: bytes that it shall be larger than it must
     """
     info = template.inspect_source(str(source), source_format)
-    size = info_block.namespace_size(info.virtual_size, info_block.PageMap.RAM) + extra
-    template.write_namespace(str(target), info, size, info_block.PageMap.RAM)
+    size = info_block.namespace_size(info.virtual_size, page_map) + extra
+    template.write_namespace(str(target), info, size, page_map)
     return size
 
 
