@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "util/error.h"
+#include "util/utf8.h"
 
 #define LINE_SIZE 1024u
 
@@ -55,11 +56,16 @@ static const char *as_json(char *to, size_t size, const char *key, const char *t
 
     if (!text)
         return "";
-    for (; *text && used + 8 < size; text++) {
-        if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20)
+    while (*text && used + 8 < size) {
+        size_t length = utf8_sequence(text);
+
+        if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20) {
             used += (size_t)snprintf(to + used, size - used, "\\u%04x", (unsigned char)*text);
-        else
-            to[used++] = *text;
+        } else {
+            memcpy(to + used, length ? text : UTF8_REPLACEMENT, length ? length : 3);
+            used += length ? length : 3;
+        }
+        text += length ? length : 1;
     }
     snprintf(to + used, size - used, "\"");
     return to;

@@ -103,7 +103,7 @@ static int print_json(const char *path, const struct pcow_check_result *result,
     json_put_size(object, "corruptions-fixed", result->corruptions_fixed);
     json_put_size(object, "leaks", result->leaks);
     json_put_size(object, "leaks-fixed", result->leaks_fixed);
-    losses_put_json(object, result, list->losses.array);
+    losses_put_json(object, result, &list->losses);
     if (result->rescue_suffix[0]) {
         char rescue[PATH_MAX];
 
