@@ -87,7 +87,9 @@ int check_lose_slab(struct check *check, uint64_t slab, struct owner owner)
 {
     bool known = owner.kind == OWNER_DATA,
          told = bitmap_offset(slab) + sizeof(struct page_set) <= check->length;
-    struct check_loss loss = {.is = {.kind = PCOW_LOSS_UNKNOWN, .guest_offset = PCOW_NOWHERE}};
+    /* No bytes of it are counted, so what is counted is not all. */
+    struct check_loss loss = {.certainty = PCOW_ESTIMATE,
+                              .is = {.kind = PCOW_LOSS_UNKNOWN, .guest_offset = PCOW_NOWHERE}};
     struct page_set pages;
     int ret = check_bitmap(check, slab, &pages);
 
