@@ -237,7 +237,12 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
         return
     look_again(pool, finding)
     if finding.kind is Kind.LEAK:
-        if image.check(finding.path, repair=True).refused:
+        result = image.check(finding.path, repair=True, leaks_only=True)
+        if result.corruptions:
+            raise exception.ImageInUse(
+                path=finding.path, reason='it is damaged by now: see pcowctl image check'
+            )
+        if result.refused:
             raise exception.ImageInUse(
                 path=finding.path,
                 reason='some of what nothing refers to may be data: see pcowctl image check',

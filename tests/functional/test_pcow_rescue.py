@@ -71,6 +71,11 @@ class RescueTest(images.ImageTestCase):
         self.assertEqual('', self.img('check', '-q', '-r', 'all', self.top, code=2))
         self.assertEqual(before, images.digest(self.top))
         self.img_fails('check', '--accept-loss', self.top, message='for a repair')
+        self.img_fails(
+            *('check', '-q', '-r', 'all', '--accept-loss', self.top),
+            message=r'has lost at most 131072 bytes .* is kept in .*top\.pcow\.rescue$',
+            code=0,
+        )
 
     def test_layers_are_named(self):
         """Cut short at a slab: nothing is read as the base's bytes."""

@@ -585,6 +585,8 @@ enum pcow_check_flags {
     PCOW_CHECK_FORCE_SHARE = 1 << 1,
     /* with REPAIR: also if something is lost by it, see pcow_check() */
     PCOW_CHECK_ACCEPT_LOSS = 1 << 2,
+    /* with REPAIR: only give space back; where there is a corruption, nothing is changed */
+    PCOW_CHECK_LEAKS_ONLY = 1 << 3,
 };
 
 enum pcow_finding_kind {

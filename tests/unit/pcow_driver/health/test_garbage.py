@@ -78,8 +78,17 @@ class UnusedImageTest(base.TestCase):
         with open(path, 'r+b') as file:  # the bitmap of what was written
             file.seek((1 << 20) + 64)
             file.write(bytes(64))
-        self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, self.find()[0])
+        (found,) = self.find()
+        self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
         self.assertEqual([garbage.Kind.LEAK], [one.kind for one in self.find()])
+        # and what was damaged since is not repaired by the way
+        Path(path).write_bytes(leaking)
+        with open(path, 'r+b') as file:
+            file.seek(4096 + 40)  # the copy of the header
+            file.write(b'x')
+        damaged = Path(path).read_bytes()
+        self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
+        self.assertEqual(damaged, Path(path).read_bytes())
 
     def test_what_belongs_to_cinder_and_nova(self) -> None:
         """A detached volume, and a server that waits elsewhere for its confirmation, are in no
