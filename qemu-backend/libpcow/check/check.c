@@ -35,7 +35,8 @@ static int run(struct check *check)
         check_tree,        check_dead_slabs,
         check_empty_slabs, check_overlaps,
         check_state,       check_free_blocks,
-        check_datasums_of_nobody, check_header_copy,
+        check_datasums_of_nobody,
+        check_all_summed,  check_header_copy,
     };
     int ret = 0;
 

@@ -23,6 +23,7 @@
 struct check_slab {
     uint64_t slab;
     struct owner owner;
+    bool summed;                          /* it had a checksum of data when it was found */
 };
 
 /* What of a layer record cannot be used. */
@@ -201,6 +202,8 @@ int check_cut_mirror(struct check *check);
 /* What is repaired from now on loses its checksum of data. */
 int check_datasums(struct check *check);
 int check_datasums_of_nobody(struct check *check);
+/* At the end: if one is gone of what is still owned, nobody shall miss it for ever. */
+int check_all_summed(struct check *check);
 
 /* ---- header.c -------------------------------------------------------------------------------- */
 
