@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -306,20 +307,14 @@ static void test_interrupted(void **state)
 
 /* ---- no room --------------------------------------------------------------------------------- */
 
-static void test_no_room(void **state)
+/* An image in the pool, of which a repair would drop 2 MiB. */
+static void make_in_pool(const char *path)
 {
     const uint64_t junk = UINT64_C(0x1234567812345678);
-    struct pcow_check_result result;
-    char path[512], rescue[600];
     uint8_t page[PCOW_PAGE_SIZE];
-    struct stat before, after;
-    pcow_image *image;
+    pcow_image *image = must_create_without_mirror(path, RICH_SIZE);
     int fd;
 
-    (void)state;
-    snprintf(path, sizeof path, "%s/image.pcow", pool_directory());
-    snprintf(rescue, sizeof rescue, "%s.rescue", path);
-    image = must_create_without_mirror(path, RICH_SIZE);
     memset(page, 9, sizeof page);
     for (uint64_t i = 0; i < 512; i++)
         MUST(pcow_write(image, i * PCOW_PAGE_SIZE, page, sizeof page, &error));
@@ -327,17 +322,72 @@ static void test_no_room(void **state)
     fd = open(path, O_WRONLY);
     assert_int_equal(pwrite(fd, &junk, sizeof junk, (off_t)owner_offset(1)), sizeof junk);
     close(fd);
-    pool_resize("3m");
+}
+
+static int repair_path(const char *path, struct pcow_check_result *result, struct pcow_error *error)
+{
+    return pcow_check(path, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL, result, error);
+}
+
+/* The size at which this much of the pool would be free. */
+static void leave_free(uint64_t free)
+{
+    struct statvfs pool;
+    char size[32];
+
+    assert_int_equal(statvfs(pool_directory(), &pool), 0);
+    snprintf(size, sizeof size, "%llu",
+             (unsigned long long)((pool.f_blocks - pool.f_bavail) * pool.f_frsize + free));
+    pool_resize(size);
+}
+
+static void test_no_room(void **state)
+{
+    struct pcow_check_result result;
+    char path[512], rescue[600];
+    struct stat before, after;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/image.pcow", pool_directory());
+    snprintf(rescue, sizeof rescue, "%s.rescue", path);
+    make_in_pool(path);
     assert_int_equal(stat(path, &before), 0);
-    MUST_FAIL(-ENOSPC, pcow_check(path, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL,
-                                  &result, &error));
-    assert_int_equal(stat(path, &after), 0);
-    assert_int_equal(before.st_blocks, after.st_blocks);
-    assert_int_equal(access(rescue, F_OK), -1);
+    /* With 64 KiB more than it takes guests would find the pool full. */
+    for (uint64_t room = 0; room <= PCOW_SLAB_SIZE + 64 * KIB; room += PCOW_SLAB_SIZE / 2) {
+        leave_free(room + 64 * KIB);
+        MUST_FAIL(-ENOSPC, repair_path(path, &result, &error));
+        assert_int_equal(stat(path, &after), 0);
+        assert_int_equal(before.st_blocks, after.st_blocks);
+        assert_int_equal(access(rescue, F_OK), -1);
+    }
     pool_resize("16m");
-    MUST(pcow_check(path, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL, &result, &error));
+    MUST(repair_path(path, &result, &error));
     assert_int_equal(result.lost_size, PCOW_SLAB_SIZE);
     assert_int_equal(access(rescue, F_OK), 0);
+}
+
+/* It lies beside the name that was given, also if that is a link: there must be room. */
+static void test_room_beside_a_link(void **state)
+{
+    char path[512], link[512], rescue[600];
+    struct pcow_check_result result;
+    struct pcow_error why;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/image.pcow", pool_directory());
+    make_in_pool(path);
+    leave_free(64 * KIB);
+    assert_int_equal(symlink(path, scratch("link.pcow")), 0);
+    MUST(repair_path(scratch("link.pcow"), &result, &error));
+    assert_int_equal(access(scratch("link.pcow.rescue"), F_OK), 0);
+    /* and the other way round */
+    make_in_pool(IMAGE);
+    snprintf(link, sizeof link, "%s/link.pcow", pool_directory());
+    snprintf(rescue, sizeof rescue, "%s.rescue", link);
+    assert_int_equal(symlink(IMAGE, link), 0);
+    assert_int_equal(repair_path(link, &result, &why), -ENOSPC);
+    assert_non_null(strstr(why.message, "what a repair would drop"));
+    assert_int_equal(access(rescue, F_OK), -1);
 }
 
 static int setup_pool(void **state)
@@ -375,6 +425,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_name_is_taken, setup, teardown),
         cmocka_unit_test_setup_teardown(test_interrupted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_room, setup_pool, pool_unmount),
+        cmocka_unit_test_setup_teardown(test_room_beside_a_link, setup_pool, pool_unmount),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
