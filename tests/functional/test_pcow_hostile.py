@@ -110,7 +110,7 @@ class TextTest(images.ImageTestCase):
             _HEADER
             + b'{"layer": 1, "size": 4096, "snapshot": "\xff", "other": "\xff"}\n'
             + b'{"lost": "\xff", "layer": 1, "snapshot": "\xff\\u0001", "other": {}}\n'
-            + b'{"end": 1}\n'
+            + b'{"end": 1, "lost-size": 0}\n'
         )
         listed = self.json('rescue', path)
         self.assertEqual(

@@ -203,6 +203,9 @@ class RescueTest(images.ImageTestCase):
             (good + b'{"at": 0, "bytes": 1}\nx\n', 'outside'),
             (good + b'{"lost": "data", "there": 4096}\n{"at": 4000, "bytes": 97}\n', 'outside'),
             (good + b'{"lost": "data", "there": 9}\n{"at": 0, "bytes": 9}\nshort', 'cut short'),
+            (good + b'{"lost": "data"}\n' * 2 + b'{"end": 3}\n', 'has 2 ranges.*tells of 3'),
+            (good + b'{"lost": "data"}\n' * 2 + b'{"end": 1}\n', 'has 2 ranges.*tells of 1'),
+            (good + b'{"end": 0}\n{"lost": "data"}\n', 'has 1 ranges.*tells of 0'),
             (good + b'{"lost": "../../x", "there": 9, "guest-offset": "../x"}\n', 'end is missing'),
         ):
             rescue.write_bytes(content)

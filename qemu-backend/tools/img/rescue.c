@@ -24,7 +24,7 @@ struct listing {
     int fd; /* of the range; -1: none */
     char name[96]; /* of its file; "": none */
     uint64_t count, kept; /* ranges; of this one, bytes */
-    uint64_t layers;
+    uint64_t layers, told; /* ranges that its end tells of */
     json_object *lost; /* the range, NULL: none yet */
     json_object *result; /* NULL: print a table */
     bool whole, repaired;
@@ -238,7 +238,10 @@ static int take_line(struct listing *listing, struct rescue_file *file, enum res
                              ? rescue_number(object, "unread")
                              : listing->kept;
         break;
-    case RESCUE_END: listing->whole = true; break;
+    case RESCUE_END:
+        listing->whole = true;
+        listing->told = rescue_number(object, "end");
+        break;
     case RESCUE_REPAIRED: listing->repaired = true; break;
     case RESCUE_END_OF_FILE: break;
     }
@@ -267,6 +270,12 @@ static int list(struct listing *listing, struct pcow_error *error)
                     "%s: its end is missing: the repair that wrote it was interrupted before it "
                     "changed anything, so all of this is in the image still",
                     listing->path);
+    }
+    if (!r && listing->told != listing->count) {
+        return fail(error, -EBADMSG,
+                    "%s has %" PRIu64 " ranges, and its end tells of %" PRIu64
+                    ": something was taken out of it, or put into it",
+                    listing->path, listing->count, listing->told);
     }
     return r;
 }
@@ -305,6 +314,8 @@ static int run(int argc, char **argv)
         {"extract", required_argument, NULL, 'x'},
         END_OF_OPTIONS,
     };
+    /* The one that was made, and not what somebody has put in its place. */
+    const int new_directory = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
     struct listing listing = {.directory = -1, .fd = -1};
     const char *directory = NULL;
     bool json = false;
@@ -328,7 +339,7 @@ static int run(int argc, char **argv)
     }
     if (directory
         && (mkdir(directory, 0700)
-            || (listing.directory = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)) {
+            || (listing.directory = open(directory, new_directory)) < 0)) {
         report("cannot make the directory %s: %s", directory, strerror(errno));
         return EXIT_FAILURE;
     }
