@@ -173,6 +173,8 @@ static void begin(struct model *model)
 {
     *model = (struct model){.snapshot = calloc(MOST, sizeof *model->snapshot),
                             .name = calloc(MOST, sizeof *model->name)};
+    /* Of a try before. */
+    unlink(scratch("image"));
     model->image = must_create(scratch("image"), SIZE, 4096, NULL);
     MUST(pcow_map_create(model->image, NULL, &model->map, &error));
 }
