@@ -202,6 +202,11 @@ def _loss(item: model.Loss) -> str:
     return f'{item.kind}: {item.length} bytes of {whose}{where}'
 
 
+def _losses(result: model.CheckResult) -> str:
+    more = [f'and {result.lost_left_out} more'] if result.lost_left_out else []
+    return '\n'.join([*map(_loss, result.lost), *more])
+
+
 class Check(show.ShowOne):
     """Check an image for damage; exit code 2 if damage was found and not repaired, 3 if only space
     is lost.
@@ -268,7 +273,7 @@ class Check(show.ShowOne):
                 result.leaks_fixed,
                 common.Size(result.lost_size),
                 result.lost_size_is,
-                '\n'.join(_loss(item) for item in result.lost),
+                _losses(result),
                 result.rescue or '',
                 result.slabs,
                 result.slabs_used,

@@ -12,11 +12,12 @@ from pcow_driver.pools import registry
 from pcow_driver.pools import scrubs
 
 DAMAGED = 2
+UNKNOWN = 3
 
 
 class Scrub(command.Command):
     """Compare the data of templates and images with their checksums: exit code 0 if none is
-    damaged, 2 if one is.
+    damaged, 2 if one is, 3 if none is known to be and one could not be looked at.
 
     It waits for all others: idle class of I/O, lowest priority. What it finds is kept for 'pool
     show' and 'pool check'; nothing new is made on an image that it has found damaged.
@@ -55,7 +56,7 @@ class Scrub(command.Command):
         damaged = result.damaged()
         if damaged:
             self.app.stdout.write(f'DAMAGED {found.name}: {", ".join(damaged)}\n')
-        return DAMAGED if damaged else 0
+        return DAMAGED if damaged else UNKNOWN if result.unknown() else 0
 
     def _tell(self, name: str, result: scrubs.Result) -> None:
         state = (

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of pools, images and snapshots."""
 
+import re
+
 from pcow_driver.common import exception
 
 IMAGE_SUFFIX = '.pcow'
+# of a file that keeps what a repair has dropped: the name of the image's file, and this
+RESCUE = re.compile(r'(?P<image>[^/]+\.pcow)\.rescue(-[0-9]+)?')
 MARKER = '.pcow-pool'  # of a directory that is a pool
 SERVER_PREFIX = 'server-'  # of the images that are disks of Nova's servers
 VOLUME_PREFIX = 'volume-'  # of those that are Cinder's volumes

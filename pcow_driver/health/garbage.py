@@ -43,6 +43,7 @@ class Kind(enum.StrEnum):
     UNUSED_IMAGE = 'unused-image'
     SNAPSHOT = 'snapshot'  # deleted for its owner, or of a command that was killed
     LEAK = 'leak'  # space in an image that nothing refers to
+    RESCUE = 'rescue'  # what a repair has dropped; whether it is needed its owner knows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ def find(pool: pool_module.Pool, domain_images: domain.Files | None) -> list[Fin
                 )
             )
         findings += _leaks(item)
-    return [*findings, *_snapshots(pool, items)]
+    return [*findings, *_snapshots(pool, items), *_rescue_files(pool)]
 
 
 def _why_used(path: str, domain_images: domain.Files) -> str | None:
@@ -142,6 +143,20 @@ def _why_in_the_making(pool: pool_module.Pool, path: str) -> str | None:
     except OSError as e:
         return str(e.strerror)
     return _why_young(path)
+
+
+def _rescue_files(pool: pool_module.Pool) -> Iterator[Finding]:
+    for path, image_name in pool.rescue_files():
+        with contextlib.suppress(FileNotFoundError):
+            size = os.lstat(path).st_blocks * 512
+            gone = not os.path.lexists(os.path.join(pool.path, image_name))
+            yield Finding(
+                Kind.RESCUE,
+                path,
+                size,
+                f'a repair of {image_name} dropped it: see pcow-img rescue'
+                + (f'; {image_name} is gone' if gone else ''),
+            )
 
 
 def _work() -> Iterator[Finding]:
@@ -215,6 +230,8 @@ def look_again(pool: pool_module.Pool, finding: Finding) -> None:
         reason = _why_used(finding.path, domain.all_images())
     elif finding.kind is Kind.UNFINISHED:
         reason = _why_in_the_making(pool, finding.path)
+    elif finding.kind is Kind.RESCUE:
+        reason = _why_young(finding.path)  # the repair may be under way
     if reason is not None:
         raise exception.ImageInUse(path=finding.path, reason=reason)
 
@@ -230,14 +247,19 @@ def delete(pool: pool_module.Pool, finding: Finding) -> None:
     :raises LibvirtFailed: whether a domain names it is not known any more
     """
     name = os.path.basename(finding.path).removesuffix(names.IMAGE_SUFFIX)
-    if finding.kind is Kind.UNFINISHED:
+    if finding.kind in (Kind.UNFINISHED, Kind.RESCUE):
         with pool.lock():  # nobody begins to make an image meanwhile
             look_again(pool, finding)
             protection.unlink(finding.path)
         return
     look_again(pool, finding)
     if finding.kind is Kind.LEAK:
-        if image.check(finding.path, repair=True).refused:
+        result = image.check(finding.path, repair=True, leaks_only=True)
+        if result.corruptions:
+            raise exception.ImageInUse(
+                path=finding.path, reason='it is damaged by now: see pcowctl image check'
+            )
+        if result.refused:
             raise exception.ImageInUse(
                 path=finding.path,
                 reason='some of what nothing refers to may be data: see pcowctl image check',

@@ -192,10 +192,16 @@ def _share(force_share: bool) -> list[str]:
 
 
 def check(
-    path: str, *, repair: bool = False, accept_loss: bool = False, force_share: bool = False
+    path: str,
+    *,
+    repair: bool = False,
+    leaks_only: bool = False,
+    accept_loss: bool = False,
+    force_share: bool = False,
 ) -> model.CheckResult:
     """Check one file (not its bases).  Damage is a result, not an error.
 
+    :param leaks_only: with ``repair``: give space back, and leave an image with corruptions alone
     :param accept_loss: repair also what loses something, and keep that beside the image; without
         it such a repair is ``refused``
     :param force_share: take no lock; what somebody writes to meanwhile may look damaged. Not with
@@ -208,7 +214,7 @@ def check(
             _json(
                 'check',
                 *_share(force_share),
-                *(['-r', 'all'] if repair else []),
+                *(['-r', 'leaks' if leaks_only else 'all'] if repair else []),
                 *(['--accept-loss'] if repair and accept_loss else []),
                 path,
                 ok_exit_codes=(0, 2, 3),

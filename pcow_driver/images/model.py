@@ -275,7 +275,8 @@ class CheckResult:
     slabs: int
     slabs_used: int
     findings: tuple[Finding, ...]
-    lost: tuple[Loss, ...]
+    lost: tuple[Loss, ...]  # the first 1000
+    lost_left_out: int
     refused: bool  # nothing was repaired, as something would be lost
     rescue: str | None  # the file that keeps what a repair has dropped
     # of the data, if that was to be compared with its checksums; bytes
@@ -315,6 +316,7 @@ class CheckResult:
                 Finding(item.string('kind'), item.string('message')) for item in findings
             ),
             lost=tuple(Loss.from_json(item) for item in data.array('lost')),
+            lost_left_out=data.integer('lost-left-out', 0),
             refused=data.boolean('refused', False),
             rescue=data.optional_string('rescue'),
             data_checked=data.boolean('data-checked', False),

@@ -136,6 +136,14 @@ class Pool:
             name for name in os.listdir(self.path) if name not in (names.MARKER, 'lost+found')
         )
 
+    def rescue_files(self) -> Iterator[tuple[str, str]]:
+        """The files that keep what repairs have dropped, and of each the image's file name."""
+        for name in self.entries():
+            match = names.RESCUE.fullmatch(name)
+            path = os.path.join(self.path, name)
+            if match and os.path.isfile(path) and not os.path.islink(path):
+                yield path, match['image']
+
     def image_path(self, name: str) -> str:
         """Where the image of this name is, or would be.
 
@@ -447,6 +455,22 @@ class Pool:
                 )
             with protection.lifted(path), image_locks.alone(path):
                 os.unlink(path)
+            self._tell_rescue_files(path)
+
+    def _tell_rescue_files(self, path: str) -> None:
+        """They hold what only the owner of the image can judge: they stay when that goes."""
+        left = [
+            rescue
+            for rescue, image_name in self.rescue_files()
+            if image_name == os.path.basename(path)
+        ]
+        if left:
+            LOG.warning(
+                '%s is deleted, but not %s, which keeps what a repair of it has dropped: delete '
+                'that too when nobody needs it (pcow-img rescue lists it)',
+                path,
+                ', '.join(left),
+            )
 
 
 def make(name: str, directory: str) -> Pool:

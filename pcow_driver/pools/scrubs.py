@@ -81,6 +81,10 @@ class Scrub:
             name for name, one in self.images.items() if one.is_damaged and not one.accepted
         )
 
+    def unknown(self) -> list[str]:
+        """Those that could not be looked at."""
+        return sorted(name for name, one in self.images.items() if one.problem)
+
 
 def _path(uuid: str) -> str:
     return os.path.join(locks.state_path(), 'scrubs', f'{uuid}.json')

@@ -94,6 +94,9 @@ class ExitCodesTest(test_pcowctl.TestCase):
         self.ends('pcowctl', 'pool check', 2, 'pool', 'check', 'p')
         self.ends('pcowctl', 'pool check', 3, 'pool', 'check', '--prometheus', '/nowhere/f', 'p')
         self.ends('pcowctl', 'pool scrub', 0, 'pool', 'scrub', 'p')
+        unreadable = self.pool / 'unreadable.pcow'
+        unreadable.write_bytes(bytes(8192))
+        self.ends('pcowctl', 'pool scrub', 3, 'pool', 'scrub', 'p')
         self.ctl('image', 'create', '--size', '8M', 'p/template')
         path = self.pool / 'template.pcow'
         self.run_program(test_pcowctl.BIN / 'pcow-io', '-c', 'write -P 1 0 4k', path, exit_code=0)
@@ -101,6 +104,7 @@ class ExitCodesTest(test_pcowctl.TestCase):
         images.patch(path, 6 << 20, b'x')
         self.ends('pcowctl', 'pool scrub', 2, 'pool', 'scrub', 'p')
         path.unlink()
+        unreadable.unlink()
 
     def tools(self) -> None:
         other = self.directory / 'other.pcow'

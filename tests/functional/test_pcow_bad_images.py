@@ -333,6 +333,7 @@ class CheckTest(images.ImageTestCase):
                 'lost-size': 0,
                 'lost-size-is': 'exact',
                 'lost': [],
+                'lost-left-out': 0,
                 'refused': False,
             },
             {

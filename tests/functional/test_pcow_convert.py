@@ -275,6 +275,26 @@ class ConvertTest(images.ImageTestCase):
         self.assertTrue(link.is_symlink())
         self.assert_same(raw, 'raw', target, 'pcow')
 
+    def test_format_is_of_the_name_that_is_given(self):
+        """Not of the file that a link leads to, which is what is replaced."""
+        raw = self.make_raw(size=4 * MIB)
+        target, link = self.create('t.pcow'), self.path('link.raw')
+        link.symlink_to('t.pcow')
+        self.img('convert', '-f', 'raw', raw, link)
+        self.assertTrue(link.is_symlink())
+        self.assertEqual(raw.read_bytes(), target.read_bytes())
+        self.path('other.pcow').symlink_to('disk.raw')
+        self.path('disk.raw').write_bytes(b'')
+        self.img('convert', '-f', 'raw', raw, 'other.pcow')
+        self.assert_same(raw, 'raw', self.path('disk.raw'), 'pcow')
+        self.img('convert', '-n', '-f', 'raw', raw, link)
+        self.assertEqual(raw.read_bytes(), target.read_bytes())
+        # nor is it the format of a source
+        self.img_fails('convert', link, 'x.raw', message='say which format')
+        self.assert_same(raw, 'raw', self.path('other.pcow'), 'pcow')
+        self.img('convert', 'other.pcow', 'x.raw')
+        self.assertEqual(raw.read_bytes(), self.path('x.raw').read_bytes())
+
     def convert_and_stop(self, target):
         """A conversion of 256 MiB to target, stopped in the middle of it."""
         with self.path('large.raw').open('wb') as file:

@@ -71,6 +71,11 @@ class RescueTest(images.ImageTestCase):
         self.assertEqual('', self.img('check', '-q', '-r', 'all', self.top, code=2))
         self.assertEqual(before, images.digest(self.top))
         self.img_fails('check', '--accept-loss', self.top, message='for a repair')
+        self.img_fails(
+            *('check', '-q', '-r', 'all', '--accept-loss', self.top),
+            message=r'has lost at most 131072 bytes .* is kept in .*top\.pcow\.rescue$',
+            code=0,
+        )
 
     def test_layers_are_named(self):
         """Cut short at a slab: nothing is read as the base's bytes."""
@@ -198,6 +203,9 @@ class RescueTest(images.ImageTestCase):
             (good + b'{"at": 0, "bytes": 1}\nx\n', 'outside'),
             (good + b'{"lost": "data", "there": 4096}\n{"at": 4000, "bytes": 97}\n', 'outside'),
             (good + b'{"lost": "data", "there": 9}\n{"at": 0, "bytes": 9}\nshort', 'cut short'),
+            (good + b'{"lost": "data"}\n' * 2 + b'{"end": 3}\n', 'has 2 ranges.*tells of 3'),
+            (good + b'{"lost": "data"}\n' * 2 + b'{"end": 1}\n', 'has 2 ranges.*tells of 1'),
+            (good + b'{"end": 0}\n{"lost": "data"}\n', 'has 1 ranges.*tells of 0'),
             (good + b'{"lost": "../../x", "there": 9, "guest-offset": "../x"}\n', 'end is missing'),
         ):
             rescue.write_bytes(content)

@@ -35,7 +35,8 @@ static int run(struct check *check)
         check_tree,        check_dead_slabs,
         check_empty_slabs, check_overlaps,
         check_state,       check_free_blocks,
-        check_datasums_of_nobody, check_header_copy,
+        check_datasums_of_nobody,
+        check_all_summed,  check_header_copy,
     };
     int ret = 0;
 
@@ -123,6 +124,15 @@ static int look(struct check *check, const struct check_request *request, bool t
     return ret;
 }
 
+/* Is what a pass has found what the caller wants to be repaired? */
+static bool may_repair(const struct check_request *request)
+{
+    const struct pcow_check_result *result = request->result;
+
+    return !(request->flags & PCOW_CHECK_LEAKS_ONLY && result->corruptions)
+           && (!result->losses || request->flags & PCOW_CHECK_ACCEPT_LOSS);
+}
+
 /*
  * A pass goes the same way with repair as without, so what the first one finds to be lost is what
  * the second one drops.
@@ -131,12 +141,12 @@ static int mend_locked(struct check *check, const struct check_request *request)
 {
     int ret = pass(check, request, false, false);
 
+    if (!ret && !may_repair(request))
+        ret = error_set(check->error, -EAGAIN,
+                        "%s was changed by somebody else since it was looked at; try again",
+                        request->path);
     if (!ret && check->loss_count)
-        ret = request->flags & PCOW_CHECK_ACCEPT_LOSS
-                  ? check_keep_losses(check)
-                  : error_set(check->error, -EAGAIN,
-                              "%s was changed by somebody else since it was looked at; try again",
-                              request->path);
+        ret = check_keep_losses(check);
     if (!ret)
         ret = pass(check, request, true, true);
     if (!ret && check->rescue)
@@ -171,10 +181,11 @@ static int check_or_repair(struct check *check, const struct check_request *requ
     ret = look(check, request, false);
     if (ret)
         return ret;
-    if (!request->result->losses || request->flags & PCOW_CHECK_ACCEPT_LOSS)
+    if (may_repair(request))
         return mend(check, request);
     ret = look(check, request, true);
-    request->result->refused = !ret;
+    request->result->refused =
+        !ret && !(request->flags & PCOW_CHECK_LEAKS_ONLY && request->result->corruptions);
     return ret;
 }
 

@@ -23,6 +23,7 @@
 struct check_slab {
     uint64_t slab;
     struct owner owner;
+    bool summed;                          /* it had a checksum of data when it was found */
 };
 
 /* What of a layer record cannot be used. */
@@ -46,10 +47,14 @@ struct check_layer {
     uint64_t data_end, state_end;         /* by the slabs that it owns */
 };
 
-/* Something that is lost, see lost.c. */
+/*
+ * Something that is lost, see lost.c. Pages of a file slab are one, however many ranges they are:
+ * so the list is not longer than what the metadata names.
+ */
 struct check_loss {
-    struct pcow_loss is;
+    struct pcow_loss is;                  /* data: of the whole slab */
     enum pcow_certainty certainty;
+    struct page_set pages;                /* data: which ones */
 };
 
 struct check {
@@ -123,20 +128,26 @@ int check_lose_pages(struct check *check, uint64_t slab, struct owner owner,
                      const struct page_set *pages, enum pcow_certainty certainty);
 /* All that is valid of a file slab. */
 int check_lose_slab(struct check *check, uint64_t slab, struct owner owner);
-/* A piece of VM state. slab: that it is in, 0: it is gone. */
-int check_lose_state(struct check *check, const struct check_layer *found, uint64_t number,
-                     uint64_t slab);
+/* Pieces of VM state, from first to end - 1. slab: that the only one is in, 0: they are gone. */
+int check_lose_state(struct check *check, const struct check_layer *found, uint64_t first,
+                     uint64_t end, uint64_t slab);
 /* What a layer record said. layer, offset: 0 if not known. */
 int check_lose_record(struct check *check, uint32_t layer, uint64_t record_offset);
 /* Something, and nothing tells how much. */
 int check_lose_unknown(struct check *check);
 /* The pages of a file slab that hold anything but zeros. */
 void check_content(const struct check *check, uint64_t slab, struct page_set *pages);
+/* Where the content lies from offset on, as far as it is there. */
+void check_find_content(const struct check *check, struct pcow_loss *loss, uint64_t offset,
+                        uint64_t length);
 
 /* ---- lost_told.c: at the end, when it is known which layers are alive ------------------------ */
 
-/* Leave out what nobody could read; count and tell the rest. */
+/* Leave out what nobody could read; count and tell the rest, range by range. */
 void check_tell_losses(struct check *check);
+/* The range of a loss from this page on, and the page behind it. False: there are no more. */
+bool check_next_range(const struct check *check, const struct check_loss *loss, unsigned *page,
+                      struct pcow_loss *range);
 /* The name of the snapshot that a layer is; NULL: it is none, or not known. */
 const char *check_snapshot_name(const struct check *check, uint32_t layer);
 
@@ -191,6 +202,8 @@ int check_cut_mirror(struct check *check);
 /* What is repaired from now on loses its checksum of data. */
 int check_datasums(struct check *check);
 int check_datasums_of_nobody(struct check *check);
+/* At the end: if one is gone of what is still owned, nobody shall miss it for ever. */
+int check_all_summed(struct check *check);
 
 /* ---- header.c -------------------------------------------------------------------------------- */
 

@@ -46,6 +46,26 @@ int check_datasums_of_nobody(struct check *check)
     return ret ? error_set_errno(check->error, ret, "cannot repair %s", check->file.path) : 0;
 }
 
+int check_all_summed(struct check *check)
+{
+    uint64_t state = word_value(check->header.state), dropped = 0;
+
+    for (size_t i = 0; check->repair && i < check->count; i++) {
+        const struct check_slab *slab = &check->slabs[i];
+
+        dropped += slab->summed && !datasum_may_be(&check->file, slab->slab)
+                   && (slab->owner.kind == OWNER_DATA || slab->owner.kind == OWNER_STATE);
+    }
+    if (!dropped || !(state & HEADER_CHECKSUMS))
+        return 0;
+    check_note(check,
+               "%llu slabs were changed by the repair and have no checksum any more, so not all "
+               "data of this sealed image has one",
+               (unsigned long long)dropped);
+    return check_set_header_word(check, offsetof(struct header, state),
+                                 state & ~(uint64_t)HEADER_CHECKSUMS);
+}
+
 struct verify {
     struct pcow_image *image;
     pcow_finding_fn finding;

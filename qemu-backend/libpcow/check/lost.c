@@ -28,9 +28,8 @@ static int add(struct check *check, const struct check_loss *loss)
     return 0;
 }
 
-/* Where the content lies, as far as it is there. */
-static void find_content(const struct check *check, struct pcow_loss *loss, uint64_t offset,
-                         uint64_t length)
+void check_find_content(const struct check *check, struct pcow_loss *loss, uint64_t offset,
+                        uint64_t length)
 {
     loss->file_offset = offset < check->length ? offset : PCOW_NOWHERE;
     loss->content = offset >= check->length           ? 0
@@ -47,25 +46,16 @@ int check_lose_pages(struct check *check, uint64_t slab, struct owner owner,
                      const struct page_set *pages, enum pcow_certainty certainty)
 {
     bool known = owner.kind == OWNER_DATA;
+    struct check_loss loss = {
+        .certainty = certainty,
+        .pages = *pages,
+        .is = {.kind = PCOW_LOSS_DATA,
+               .layer = known ? owner.layer : 0,
+               .guest_offset = known ? (uint64_t)owner.number << SLAB_BITS : PCOW_NOWHERE,
+               .file_offset = slab << SLAB_BITS},
+    };
 
-    for (unsigned first = 0, end; first < PAGES_PER_SLAB; first = end) {
-        struct check_loss loss = {.certainty = certainty};
-        int ret;
-
-        end = page_set_run_end(pages, first, PAGES_PER_SLAB);
-        if (!page_set_has(pages, first))
-            continue;
-        loss.is.kind = PCOW_LOSS_DATA;
-        loss.is.layer = known ? owner.layer : 0;
-        loss.is.guest_offset =
-            known ? ((uint64_t)owner.number << SLAB_BITS) + first * PCOW_PAGE_SIZE : PCOW_NOWHERE;
-        loss.is.length = (end - first) * PCOW_PAGE_SIZE;
-        find_content(check, &loss.is, (slab << SLAB_BITS) + first * PCOW_PAGE_SIZE, loss.is.length);
-        ret = add(check, &loss);
-        if (ret)
-            return ret;
-    }
-    return 0;
+    return page_set_empty(pages) ? 0 : add(check, &loss);
 }
 
 static bool page_is_zero(const void *page, size_t size)
@@ -97,7 +87,9 @@ int check_lose_slab(struct check *check, uint64_t slab, struct owner owner)
 {
     bool known = owner.kind == OWNER_DATA,
          told = bitmap_offset(slab) + sizeof(struct page_set) <= check->length;
-    struct check_loss loss = {.is = {.kind = PCOW_LOSS_UNKNOWN, .guest_offset = PCOW_NOWHERE}};
+    /* No bytes of it are counted, so what is counted is not all. */
+    struct check_loss loss = {.certainty = PCOW_ESTIMATE,
+                              .is = {.kind = PCOW_LOSS_UNKNOWN, .guest_offset = PCOW_NOWHERE}};
     struct page_set pages;
     int ret = check_bitmap(check, slab, &pages);
 
@@ -113,32 +105,27 @@ int check_lose_slab(struct check *check, uint64_t slab, struct owner owner)
     check_content(check, slab, &pages);
     if (page_set_empty(&pages))
         return 0;
-    find_content(check, &loss.is, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+    check_find_content(check, &loss.is, slab << SLAB_BITS, PCOW_SLAB_SIZE);
     return add(check, &loss);
 }
 
-int check_lose_state(struct check *check, const struct check_layer *found, uint64_t number,
-                     uint64_t slab)
+int check_lose_state(struct check *check, const struct check_layer *found, uint64_t first,
+                     uint64_t end, uint64_t slab)
 {
-    uint64_t offset = number << SLAB_BITS, rest = found->layer.state_size - offset;
+    uint64_t offset = first << SLAB_BITS, behind = end << SLAB_BITS;
     struct check_loss loss = {
         .certainty = found->damage & DAMAGED_STATE_SIZE ? PCOW_AT_MOST : PCOW_EXACT,
         .is = {.kind = PCOW_LOSS_STATE,
                .layer = found->layer.id,
                .guest_offset = offset,
-               .length = rest < PCOW_SLAB_SIZE ? rest : PCOW_SLAB_SIZE,
                .file_offset = PCOW_NOWHERE},
     };
 
-    struct check_loss *last = check->loss_count ? &check->losses[check->loss_count - 1] : NULL;
-
+    if (behind > found->layer.state_size)
+        behind = found->layer.state_size;
+    loss.is.length = behind - offset;
     if (slab)
-        find_content(check, &loss.is, slab << SLAB_BITS, loss.is.length);
-    if (last && last->is.kind == PCOW_LOSS_STATE && last->is.layer == found->layer.id
-        && last->is.file_offset == PCOW_NOWHERE && loss.is.file_offset == PCOW_NOWHERE) {
-        last->is.length += loss.is.length;
-        return 0;
-    }
+        check_find_content(check, &loss.is, slab << SLAB_BITS, loss.is.length);
     return add(check, &loss);
 }
 
@@ -150,7 +137,7 @@ int check_lose_record(struct check *check, uint32_t layer, uint64_t record_offse
                                      .file_offset = PCOW_NOWHERE}};
 
     if (record_offset)
-        find_content(check, &loss.is, record_offset, LAYER_RECORD_SIZE);
+        check_find_content(check, &loss.is, record_offset, LAYER_RECORD_SIZE);
     return add(check, &loss);
 }
 

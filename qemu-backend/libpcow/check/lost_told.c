@@ -10,16 +10,6 @@ const char *check_snapshot_name(const struct check *check, uint32_t layer)
                                                                                  : NULL;
 }
 
-/* What lies above the size of its layer is seen by nobody. */
-static void clip(struct pcow_loss *loss, uint64_t size)
-{
-    if (loss->guest_offset == PCOW_NOWHERE || loss->guest_offset + loss->length <= size)
-        return;
-    loss->length = loss->guest_offset < size ? size - loss->guest_offset : 0;
-    if (loss->content > loss->length)
-        loss->content = loss->length;
-}
-
 /* False: nobody could read it. */
 static bool weigh(const struct check *check, struct check_loss *loss)
 {
@@ -30,18 +20,61 @@ static bool weigh(const struct check *check, struct check_loss *loss)
         return true;
     if (found && !found->alive && !found->doubtful)
         return false;
-    if (found && loss->is.kind == PCOW_LOSS_DATA && !(found->damage & DAMAGED_SIZE))
-        clip(&loss->is, found->layer.virtual_size);
+    /* What lies above the size of its layer, which is one of whole slabs, is seen by nobody. */
+    if (found && loss->is.kind == PCOW_LOSS_DATA && !(found->damage & DAMAGED_SIZE)
+        && loss->is.guest_offset >= found->layer.virtual_size)
+        return false;
     /* What stands on a hidden layer may hold the same page; and one without a record, be dead. */
     if (loss->certainty == PCOW_EXACT && loss->is.layer
         && (!found || found->layer.state == LAYER_HIDDEN))
         loss->certainty = PCOW_AT_MOST;
-    return loss->is.length;
+    return true;
+}
+
+bool check_next_range(const struct check *check, const struct check_loss *loss, unsigned *page,
+                      struct pcow_loss *range)
+{
+    unsigned first = *page, end;
+    uint64_t from;
+
+    while (loss->is.kind == PCOW_LOSS_DATA && first < PAGES_PER_SLAB
+           && !page_set_has(&loss->pages, first))
+        first = page_set_run_end(&loss->pages, first, PAGES_PER_SLAB);
+    if (first >= PAGES_PER_SLAB)
+        return false;
+    *range = loss->is;
+    range->snapshot = check_snapshot_name(check, loss->is.layer);
+    *page = PAGES_PER_SLAB;
+    if (loss->is.kind != PCOW_LOSS_DATA)
+        return true;
+    end = page_set_run_end(&loss->pages, first, PAGES_PER_SLAB);
+    from = first * PCOW_PAGE_SIZE;
+    if (range->guest_offset != PCOW_NOWHERE)
+        range->guest_offset += from;
+    range->length = (end - first) * PCOW_PAGE_SIZE;
+    check_find_content(check, range, loss->is.file_offset + from, range->length);
+    *page = end;
+    return true;
+}
+
+static void tell_loss(struct check *check, const struct check_loss *loss)
+{
+    struct pcow_check_result *result = check->result;
+    struct pcow_loss range;
+    unsigned page = 0;
+
+    if (loss->certainty > result->lost_certainty)
+        result->lost_certainty = loss->certainty;
+    while (check_next_range(check, loss, &page, &range)) {
+        result->losses++;
+        result->lost_size += range.length;
+        if (check->loss)
+            check->loss(check->opaque, &range);
+    }
 }
 
 void check_tell_losses(struct check *check)
 {
-    struct pcow_check_result *result = check->result;
     size_t kept = 0;
 
     for (size_t i = 0; i < check->loss_count; i++) {
@@ -50,13 +83,7 @@ void check_tell_losses(struct check *check)
         if (!weigh(check, &loss))
             continue;
         check->losses[kept++] = loss;
-        result->lost_size += loss.is.length;
-        if (loss.certainty > result->lost_certainty)
-            result->lost_certainty = loss.certainty;
-        if (check->loss) {
-            loss.is.snapshot = check_snapshot_name(check, loss.is.layer);
-            check->loss(check->opaque, &loss.is);
-        }
+        tell_loss(check, &loss);
     }
-    result->losses = check->loss_count = kept;
+    check->loss_count = kept;
 }

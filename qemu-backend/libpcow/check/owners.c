@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "image/datasum.h"
 #include "util/error.h"
 
 /* To whole slabs. */
@@ -58,7 +59,8 @@ int check_add_slab(struct check *check, uint64_t slab, struct owner owner)
         check->slabs = grown;
         check->capacity = capacity;
     }
-    check->slabs[check->count++] = (struct check_slab){slab, owner};
+    check->slabs[check->count++] =
+        (struct check_slab){slab, owner, datasum_may_be(&check->file, slab)};
     return 0;
 }
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "util/error.h"
+#include "util/utf8.h"
 
 #define LINE_SIZE 1024u
 
@@ -55,11 +56,16 @@ static const char *as_json(char *to, size_t size, const char *key, const char *t
 
     if (!text)
         return "";
-    for (; *text && used + 8 < size; text++) {
-        if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20)
+    while (*text && used + 8 < size) {
+        size_t length = utf8_sequence(text);
+
+        if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20) {
             used += (size_t)snprintf(to + used, size - used, "\\u%04x", (unsigned char)*text);
-        else
-            to[used++] = *text;
+        } else {
+            memcpy(to + used, length ? text : UTF8_REPLACEMENT, length ? length : 3);
+            used += length ? length : 3;
+        }
+        text += length ? length : 1;
     }
     snprintf(to + used, size - used, "\"");
     return to;
@@ -140,9 +146,8 @@ static uint64_t put_content(struct rescue *rescue, const struct pcow_loss *loss)
     return unread;
 }
 
-static void put_loss(struct rescue *rescue, const struct check_loss *loss)
+static void put_range(struct rescue *rescue, const struct pcow_loss *is)
 {
-    const struct pcow_loss *is = &loss->is;
     char name[PCOW_SNAPSHOT_NAME_SIZE * 6 + 32], offset[64] = "";
     uint64_t unread;
 
@@ -151,11 +156,20 @@ static void put_loss(struct rescue *rescue, const struct check_loss *loss)
                  (unsigned long long)is->guest_offset);
     put_line(rescue, "{\"lost\": \"%s\", \"layer\": %u%s%s, \"length\": %llu, \"there\": %llu}\n",
              kind_name(is->kind), is->layer,
-             as_json(name, sizeof name, "snapshot", check_snapshot_name(rescue->check, is->layer)),
-             offset, (unsigned long long)is->length, (unsigned long long)is->content);
+             as_json(name, sizeof name, "snapshot", is->snapshot), offset,
+             (unsigned long long)is->length, (unsigned long long)is->content);
     unread = put_content(rescue, is);
     if (unread)
         put_line(rescue, "{\"unread\": %llu}\n", (unsigned long long)unread);
+}
+
+static void put_loss(struct rescue *rescue, const struct check_loss *loss)
+{
+    struct pcow_loss range;
+    unsigned page = 0;
+
+    while (rescue->error == 0 && check_next_range(rescue->check, loss, &page, &range))
+        put_range(rescue, &range);
 }
 
 static void put_snapshots(struct rescue *rescue)
@@ -183,7 +197,8 @@ static void put_all(struct rescue *rescue)
     put_snapshots(rescue);
     for (size_t i = 0; i < check->loss_count && rescue->error == 0; i++)
         put_loss(rescue, &check->losses[i]);
-    put_line(rescue, "{\"end\": %zu, \"lost-size\": %llu}\n", check->loss_count,
+    put_line(rescue, "{\"end\": %llu, \"lost-size\": %llu}\n",
+             (unsigned long long)check->result->losses,
              (unsigned long long)check->result->lost_size);
 }
 

@@ -18,7 +18,7 @@ int rescue_create(struct check *check, char **path);
 /* Who may read the image may read what was in it, and nobody else. */
 int rescue_take_mode(const struct check *check, int fd);
 int rescue_sync_directory(const char *path);
-/* -ENOSPC: it would not fit beside the image. */
+/* -ENOSPC: it would not fit beside the image, or leave too little there. */
 int rescue_check_room(struct check *check, uint64_t needed);
 
 #endif

@@ -15,6 +15,9 @@
 #include "util/error.h"
 
 #define MAX_ATTEMPTS 1000u
+/* What is left free of the file system: a part of it, and no more than guests need for a while. */
+#define MARGIN_PART 32u
+#define MOST_MARGIN (UINT64_C(64) << 20)
 
 void rescue_first_words(const struct check *check, char words[RESCUE_FIRST_SIZE])
 {
@@ -110,17 +113,39 @@ int rescue_sync_directory(const char *path)
     return ret;
 }
 
-/* A pool that is filled to the brim stops the guests that are in it. */
+/* Of the file system beside the name that was given, which may be a link to the image. */
+static int ask_room(const char *path, struct statvfs *room)
+{
+    char *copy = strdup(path);
+    int ret = copy ? statvfs(dirname(copy), room) : -1;
+
+    free(copy);
+    return ret;
+}
+
+/* A pool that is filled to the brim stops the guests that are in it: so much is left to them. */
+static uint64_t margin_of(const struct statvfs *room)
+{
+    uint64_t size = (uint64_t)room->f_blocks * room->f_frsize / MARGIN_PART;
+
+    return size < MOST_MARGIN ? size : MOST_MARGIN;
+}
+
 int rescue_check_room(struct check *check, uint64_t needed)
 {
     struct statvfs room;
+    uint64_t there, margin;
 
-    if (fstatvfs(check->file.fd, &room) || room.f_blocks == 0
-        || needed / room.f_frsize + 1 <= room.f_bavail)
+    if (ask_room(check->file.path, &room) || room.f_blocks == 0)
+        return 0;
+    there = (uint64_t)room.f_bavail * room.f_frsize;
+    margin = margin_of(&room);
+    if (there >= margin && needed < there - margin)
         return 0;
     return error_set(check->error, -ENOSPC,
-                     "%s: what a repair would drop needs %llu bytes beside it, and there are %llu; "
-                     "make room there, or repair a copy elsewhere. Nothing was repaired",
-                     check->file.path, (unsigned long long)needed,
-                     (unsigned long long)room.f_bavail * room.f_frsize);
+                     "%s: what a repair would drop needs %llu bytes beside it, and there are %llu, "
+                     "of which %llu have to stay free; make room there, or repair a copy "
+                     "elsewhere. Nothing was repaired",
+                     check->file.path, (unsigned long long)needed, (unsigned long long)there,
+                     (unsigned long long)margin);
 }

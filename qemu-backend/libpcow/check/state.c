@@ -38,14 +38,28 @@ static bool state_is_whole(const struct check *check, uint64_t size,
 static int give_state_up(struct check *check, struct check_layer *found,
                          struct check_slab *const *sorted, size_t count, uint64_t needed)
 {
+    uint64_t next = 0;
     int ret = 0;
 
     check_corruption(check, true,
                      "the VM state of snapshot '%s' is not whole and is given up; its memory "
                      "can still be used",
                      found->layer.name);
-    for (uint64_t number = 0; number < needed && ret == 0; number++)
-        ret = check_lose_state(check, found, number, find_piece(sorted, count, number));
+    /* What is missing between two pieces is one loss: its length is only what a record says. */
+    for (size_t i = 0; i < count && sorted[i]->owner.number < needed && ret == 0; i++) {
+        uint64_t number = sorted[i]->owner.number;
+
+        /* There a second time: the first counts. */
+        if (number < next)
+            continue;
+        if (number > next)
+            ret = check_lose_state(check, found, next, number, 0);
+        next = number + 1;
+        if (!ret)
+            ret = check_lose_state(check, found, number, next, sorted[i]->slab);
+    }
+    if (next < needed && ret == 0)
+        ret = check_lose_state(check, found, next, needed, 0);
     found->layer.state_size = 0;
     return ret ? ret
                : check_store64(check,

@@ -16,7 +16,7 @@
 #include "util/crc.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the tables of a pcow image are little-endian and mapped; a big-endian host needs byte swapping here"
+#error "the tables of an image are little-endian and mapped: a big-endian host has to swap bytes"
 #endif
 
 #define FORMAT2_MAGIC "\x89PCOW\r\n\x1a"

@@ -205,7 +205,8 @@ void layer_name_add(struct pcow_image *image, const struct layer *layer);
 void layer_name_remove(struct pcow_image *image, const struct layer *layer);
 void layer_names_free(struct pcow_image *image);
 
-#define SLABS_PER_TABLE_PAGE (PCOW_PAGE_SIZE / sizeof(struct page_set))   /* of bitmaps; a page of owner words has more */
+/* Of bitmaps; a page of owner words has more. */
+#define SLABS_PER_TABLE_PAGE (PCOW_PAGE_SIZE / sizeof(struct page_set))
 
 /* image/slabs.c: slabs in memory and in the file; slabs_load.c reads them */
 static inline uint64_t slab_bit(uint64_t slab)      /* in its word of one bit a slab */
@@ -277,7 +278,8 @@ static inline struct slab slab_peek(const struct pcow_image *image, uint64_t sla
 {
     struct slab peeked = {0};
 
-    *(owner_word *)&peeked.layer = __atomic_load_n((const owner_word *)&image->slabs[slab].layer, __ATOMIC_ACQUIRE);
+    *(owner_word *)&peeked.layer =
+        __atomic_load_n((const owner_word *)&image->slabs[slab].layer, __ATOMIC_ACQUIRE);
     return peeked;
 }
 /*

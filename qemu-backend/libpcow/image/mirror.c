@@ -157,10 +157,24 @@ static int note_copied(struct copies *copies, struct copied copied)
     return 0;
 }
 
+/*
+ * A page that the kernel could not write counts as written from then on, see store_again.c: no sync
+ * would put it on the medium before it gets its checksum.
+ */
+static bool may_be_lost(const struct file *file)
+{
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
+           && failures_count(&file->persist.failures);
+}
+
 static int copy_page(struct file *file, uint64_t group, unsigned page, struct copies *copies)
 {
-    uint64_t to = mirror_offset(group, page), content[PCOW_PAGE_SIZE / sizeof(uint64_t)];
-    int ret = file_read(file, group * GROUP_SIZE + page * PCOW_PAGE_SIZE, content, sizeof content);
+    uint64_t from = group * GROUP_SIZE + page * PCOW_PAGE_SIZE, to = mirror_offset(group, page),
+             content[PCOW_PAGE_SIZE / sizeof(uint64_t)];
+    int ret = file_read(file, from, content, sizeof content);
+
+    if (!ret && may_be_lost(file))
+        ret = file_write(file, from, content, sizeof content);
 
     /* By a write, which mends what the medium cannot read; the caller settles it. */
     if (!ret)

@@ -14,7 +14,11 @@
 /* an eighth of the pool is never prepared, so that a nearly full pool serves what is stored */
 #define POOL_RESERVE 8u
 #define SMALL_LEAD (UINT64_C(4) << SLAB_BITS)
-#define LEAD_SHARE 32u                 /* of what is free at most this part is ahead of the writer, so that others find space too; but four slabs may be */
+/*
+ * Of what is free at most this part is ahead of the writer, so that others find space too; but four
+ * slabs may be.
+ */
+#define LEAD_SHARE 32u
 
 int prepare_begin(struct pcow_image *image)
 {

@@ -37,7 +37,8 @@ extern "C" {
 #endif
 
 #define PCOW_PAGE_SIZE UINT64_C(4096)          /* the unit of copy-on-write */
-#define PCOW_SLAB_SIZE (UINT64_C(2) << 20)     /* the unit of file and address space; virtual sizes are multiples of it */
+/* The unit of file and address space; virtual sizes are multiples of it. */
+#define PCOW_SLAB_SIZE (UINT64_C(2) << 20)
 #define PCOW_MIN_CLUSTER_SIZE UINT64_C(4096)
 #define PCOW_MAX_CLUSTER_SIZE PCOW_SLAB_SIZE
 #define PCOW_DEFAULT_CLUSTER_SIZE (UINT64_C(64) << 10)
@@ -585,6 +586,8 @@ enum pcow_check_flags {
     PCOW_CHECK_FORCE_SHARE = 1 << 1,
     /* with REPAIR: also if something is lost by it, see pcow_check() */
     PCOW_CHECK_ACCEPT_LOSS = 1 << 2,
+    /* with REPAIR: only give space back; where there is a corruption, nothing is changed */
+    PCOW_CHECK_LEAKS_ONLY = 1 << 3,
 };
 
 enum pcow_finding_kind {
@@ -612,7 +615,8 @@ struct pcow_loss {
     enum pcow_loss_kind kind;
     uint32_t layer;                            /* 0: not known */
     const char *snapshot;                      /* NULL: the layer is none, or not known */
-    uint64_t guest_offset;                     /* in the VM state, of that; PCOW_NOWHERE: not known */
+    /* where it lay, in VM state: of that; PCOW_NOWHERE: not known */
+    uint64_t guest_offset;
     uint64_t length;                           /* of what is lost */
     uint64_t file_offset;                      /* of what there is of it; PCOW_NOWHERE: nothing */
     uint64_t content;                          /* bytes that are there, from its beginning on */
@@ -633,8 +637,10 @@ struct pcow_check_result {
     /* bytes of guest data and VM state that a repair gives up, or would */
     uint64_t lost_size;
     enum pcow_certainty lost_certainty;
-    uint64_t losses;                           /* ranges, with those of which no bytes are counted */
-    bool refused;                              /* nothing was repaired, as something would be lost */
+    /* ranges, with those of which no bytes are counted */
+    uint64_t losses;
+    /* nothing was repaired, as something would be lost */
+    bool refused;
     /* path + this is the file that what was lost is kept in; "": there is none */
     char rescue_suffix[16];
     uint64_t slabs, slabs_used;

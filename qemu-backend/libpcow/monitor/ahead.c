@@ -16,8 +16,10 @@
 #include "monitor/policy.h"
 #include "util/order.h"
 
-#define SOON_NS 10000000L              /* while guesses are left, they are looked for after this time */
-#define IDLE_SECONDS 5                 /* without an access that had to be served, before everything is given back */
+/* While guesses are left, they are looked for after this time. */
+#define SOON_NS 10000000L
+/* Without an access that had to be served, before everything is given back. */
+#define IDLE_SECONDS 5
 
 /* True if there may be more to do. */
 static bool refill(struct pcow_map *map)

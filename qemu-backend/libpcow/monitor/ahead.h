@@ -22,7 +22,8 @@
 
 struct pcow_map;
 
-#define AHEAD_QUEUE_SIZE 1024u         /* power of two; guest slabs that wait for the thread; more are forgotten */
+/* Power of two; guest slabs that wait for the thread; more are forgotten. */
+#define AHEAD_QUEUE_SIZE 1024u
 
 /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_OPENED 512u

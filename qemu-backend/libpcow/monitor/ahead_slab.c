@@ -8,7 +8,8 @@
 #include "monitor/monitor.h"
 #include "persist/copy.h"
 
-#define CHUNK 16u                      /* pages that are worked on under one claim: a trap may be waiting for it */
+/* Pages that are worked on under one claim: a trap may be waiting for it. */
+#define CHUNK 16u
 
 typedef int prepare_fn(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
 

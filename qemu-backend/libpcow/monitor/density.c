@@ -21,7 +21,8 @@
 #define FILLED 8u
 #define MAX_LOOKED_AT 16u              /* pages of a window */
 #define DENSE 4u                       /* of them, with the one that trapped */
-#define FAULT_AROUND (UINT64_C(64) << 10)      /* Linux, mm/memory.c: what a load's fault brings in of what is in the page cache */
+/* Linux, mm/memory.c: what a load's fault brings in of what is in the page cache. */
+#define FAULT_AROUND (UINT64_C(64) << 10)
 #define PAGEMAP_PRESENT (UINT64_C(1) << 63)   /* Linux, Documentation/admin-guide/mm/pagemap.rst */
 
 void density_open(struct density *density)

@@ -45,10 +45,15 @@
  */
 #define NEVER_COLLAPSED UFFDIO_REGISTER_MODE_WP
 #define MODES (UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | NEVER_COLLAPSED)
-#define TRAPS 2u                       /* a slab with so many is mapped so, as the first one may be the only; */
+/* A slab with so many is mapped so, as the first one may be the only; */
+#define TRAPS 2u
 #define PROVEN 256                     /* or with the first, if so much was gained by such slabs */
 #define MOST_LET_IN 16u                /* pages around one that was not used since it became own */
-#define LET_IN_AT_ONCE 4u              /* own pages in a row, when a slab comes to be mapped so; of more a guest that stores here and there uses few */
+/*
+ * Own pages in a row, when a slab comes to be mapped so; of more a guest that stores here and there
+ * uses few.
+ */
+#define LET_IN_AT_ONCE 4u
 #define GAIN_AT_FIRST 64               /* traps that took half of the time, */
 #define MAX_GAIN 1024
 #define COST 2                         /* less what it takes to map a slab so, */

@@ -17,11 +17,15 @@
 
 #include "monitor/monitor.h"
 
-#define ALIGNMENT (UINT64_C(1) << 30)  /* of both addresses to each other: the kernel can move the tables of 1 GiB at once */
-#define ALWAYS 8u                      /* slabs in one mapping, for which a look at the tables is not worth it */
-#define ROW_OF_HUGE 16u                /* so many slabs in a row that one entry maps each: then one in SAMPLE is looked at */
+/* Of both addresses to each other: the kernel can move the tables of 1 GiB at once. */
+#define ALIGNMENT (UINT64_C(1) << 30)
+/* Slabs in one mapping, for which a look at the tables is not worth it. */
+#define ALWAYS 8u
+/* So many slabs in a row that one entry maps each: then one in SAMPLE is looked at. */
+#define ROW_OF_HUGE 16u
 #define SAMPLE 8u
-#define AT_ONCE 8u                     /* slabs that are unmapped, one after the other, before other work has its turn */
+/* Slabs that are unmapped, one after the other, before other work has its turn. */
+#define AT_ONCE 8u
 
 /* Guest slabs that one mapping serves. */
 struct run {

@@ -23,7 +23,8 @@
 #include "util/error.h"
 #include "util/order.h"
 
-#define BATCH 256u                     /* slabs that are claimed at once: one mapping for all of them if nothing in them is writable */
+/* Slabs that are claimed at once: one mapping for all of them if nothing in them is writable. */
+#define BATCH 256u
 
 static unsigned pages_in(const struct pcow_map *map, uint64_t guest_slab)
 {

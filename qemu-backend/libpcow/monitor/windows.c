@@ -8,7 +8,8 @@
  */
 #include "monitor/monitor.h"
 
-#define AT_ONCE 32u                    /* slabs: half a millisecond for which mmap() of others waits, if the tables are full */
+/* Slabs: half a millisecond for which mmap() of others waits, if the tables are full. */
+#define AT_ONCE 32u
 
 /* What is ready for the next store keeps its table: to have it is a part of being ready. */
 static bool is_done(const struct pcow_image *image, const struct pcow_image *top, uint64_t slab)

@@ -14,7 +14,8 @@
 #include "util/error.h"
 
 #define FIRST_LAYER 1u
-#define IMAGE_MODE 0640                          /* less the umask: what is in a guest's memory is nobody else's */
+/* Less the umask: what is in a guest's memory is nobody else's. */
+#define IMAGE_MODE 0640
 
 static int make_uuid(uint8_t uuid[PCOW_UUID_SIZE])
 {
@@ -30,7 +31,9 @@ static int check_options(const char *path, const struct pcow_create_options *opt
                          uint64_t base_size, uint64_t *virtual_size, uint64_t *cluster_size,
                          struct pcow_error *error)
 {
-    *virtual_size = options->virtual_size ? options->virtual_size : (base_size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE;
+    *virtual_size = options->virtual_size
+                        ? options->virtual_size
+                        : (base_size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE;
     *cluster_size = options->cluster_size ? options->cluster_size : PCOW_DEFAULT_CLUSTER_SIZE;
     if (*virtual_size == 0)
         return error_set(error, -EINVAL, "%s: a size is needed", path);

@@ -14,7 +14,11 @@
 
 #include "snapshot/pin.h"
 
-#define LISTS_NS INT64_C(300000000)    /* for how long a directory is listed again in which something changes all the time; the VM may be waiting */
+/*
+ * For how long a directory is listed again in which something changes all the time; the VM may be
+ * waiting.
+ */
+#define LISTS_NS INT64_C(300000000)
 #define SECOND_NS INT64_C(1000000000)
 
 enum answer { NO, YES, UNKNOWN };

@@ -16,7 +16,9 @@
 
 #define SIGNAL_BIT(number) (UINT64_C(1) << ((number) - 1))
 /* And the two that the C library keeps for itself. */
-#define SIGNALS_LEFT (SIGNAL_BIT(SIGSEGV) | SIGNAL_BIT(SIGBUS) | SIGNAL_BIT(SIGFPE) | SIGNAL_BIT(SIGILL) | SIGNAL_BIT(SIGTRAP) | SIGNAL_BIT(32) | SIGNAL_BIT(33))
+#define SIGNALS_LEFT \
+    (SIGNAL_BIT(SIGSEGV) | SIGNAL_BIT(SIGBUS) | SIGNAL_BIT(SIGFPE) | SIGNAL_BIT(SIGILL) \
+     | SIGNAL_BIT(SIGTRAP) | SIGNAL_BIT(32) | SIGNAL_BIT(33))
 
 typedef uint64_t signal_mask;          /* the kernel's, which the C library's begins with */
 

@@ -190,8 +190,15 @@ struct row *bench_add_row(struct bench *bench, const char *name, unsigned thread
     }
     bench->rows = rows;
     row = &rows[bench->row_count++];
-    *row = (struct row){.name = name, .threads = threads, .engine = engine, .raw_ns = NAN, .raw_p99_ns = NAN, .limit_ns = NAN,
-                        .paper_ns = NAN, .pcow_ns = NAN, .pcow_p99_ns = NAN};
+    *row = (struct row){.name = name,
+                        .threads = threads,
+                        .engine = engine,
+                        .raw_ns = NAN,
+                        .raw_p99_ns = NAN,
+                        .limit_ns = NAN,
+                        .paper_ns = NAN,
+                        .pcow_ns = NAN,
+                        .pcow_p99_ns = NAN};
     return row;
 }
 

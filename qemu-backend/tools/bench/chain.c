@@ -129,7 +129,9 @@ int chain_open(const struct bench *bench, uint64_t unit, bool raw_first, bool co
     uint64_t *buffer = slab_buffer();
     int r;
 
-    *sides = (struct chain_sides){.bench = bench, .raw = {{.fd = -1}, {.fd = -1}, {.fd = -1}}, .pages = bench->size / PCOW_PAGE_SIZE};
+    *sides = (struct chain_sides){.bench = bench,
+                                  .raw = {{.fd = -1}, {.fd = -1}, {.fd = -1}},
+                                  .pages = bench->size / PCOW_PAGE_SIZE};
     sides->writer = calloc(sides->pages, 1);
     r = buffer && sides->writer ? 0 : fail(error, -ENOMEM, "out of memory");
     r = r || !raw_first ? r : create_raw(bench, error);
@@ -161,7 +163,8 @@ void chain_write_all(struct chain_sides *sides)
 
     for (unsigned side = 0; side < CHAIN_RAW + 1; side++) {
         for (uint64_t page = 0; page < sides->pages; page++) {
-            *(volatile uint64_t *)(memory[side] + page * PCOW_PAGE_SIZE) = chain_word(page, CHAIN_WRITTEN);
+            *(volatile uint64_t *)(memory[side] + page * PCOW_PAGE_SIZE) =
+                chain_word(page, CHAIN_WRITTEN);
         }
     }
     memset(sides->writer, CHAIN_WRITTEN, sides->pages);

@@ -27,7 +27,8 @@ int copies_begin(struct copies *copies, const struct bench *bench, struct pcow_e
         r = fail(error, -ENOMEM, "out of memory");
     }
     for (uint64_t offset = 0; offset < bench->size && !r; offset += PCOW_PAGE_SIZE) {
-        *(volatile uint8_t *)(copies->target.memory + offset) = *(volatile uint8_t *)(copies->source.memory + offset);
+        *(volatile uint8_t *)(copies->target.memory + offset) =
+            *(volatile uint8_t *)(copies->source.memory + offset);
     }
     return r;
 }

@@ -245,7 +245,11 @@ static int run_row(struct bench *bench, const char *name, bool huge, bool scatte
     if (!f) {
         return fail(error, -ENOMEM, "out of memory");
     }
-    *f = (struct freeze_row){.bench = bench, .name = name, .huge = huge, .scattered = scattered, .size = choose_size(bench)};
+    *f = (struct freeze_row){.bench = bench,
+                             .name = name,
+                             .huge = huge,
+                             .scattered = scattered,
+                             .size = choose_size(bench)};
     bench_path(bench, FILE_NAME, f->path);
     r = build_mappable(f, error);
     for (unsigned round = 0; round < (bench->quick ? 1 : ROUNDS) && !r; round++) {

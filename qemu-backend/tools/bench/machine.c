@@ -84,7 +84,9 @@ void machine_describe(const struct bench *bench, struct machine *machine)
     struct utsname name;
     char text[32];
 
-    *machine = (struct machine){.cores = usable_cpus(), .memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE)};
+    *machine = (struct machine){
+        .cores = usable_cpus(),
+        .memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE)};
     read_cpu(machine->cpu, sizeof(machine->cpu));
     if (uname(&name) == 0) {
         snprintf(machine->kernel, sizeof(machine->kernel), "%s %s %s", name.sysname, name.release,

@@ -161,8 +161,12 @@ int paper_open(const struct bench *bench, const struct paper_options *options,
     if (!paper) {
         return fail(error, -ENOMEM, "out of memory");
     }
-    *paper = (struct paper){.bench = bench, .options = *options, .clusters = options->size / options->cluster_size,
-                            .fd = -1, .base_fd = -1, .uffd = -1};
+    *paper = (struct paper){.bench = bench,
+                            .options = *options,
+                            .clusters = options->size / options->cluster_size,
+                            .fd = -1,
+                            .base_fd = -1,
+                            .uffd = -1};
     paper->offset = calloc(paper->clusters, sizeof(*paper->offset));
     paper->frozen = calloc(paper->clusters, sizeof(*paper->frozen));
     paper->entry = calloc(paper->clusters, sizeof(uint64_t *));

@@ -17,7 +17,9 @@ int stores_begin(struct stores *stores, const struct bench *bench, enum visit vi
 {
     int r;
 
-    *stores = (struct stores){.threads = threads, .pages = bench->size / PCOW_PAGE_SIZE, .clock_ns = bench->limits.clock_ns};
+    *stores = (struct stores){.threads = threads,
+                              .pages = bench->size / PCOW_PAGE_SIZE,
+                              .clock_ns = bench->limits.clock_ns};
     r = visits_make(&stores->visits, visit, bench->size, cluster_size, seed);
     stores->samples = calloc(stores->visits.count + 1, sizeof(*stores->samples));
     stores->stored = calloc(stores->pages + 1, 1);

@@ -14,8 +14,11 @@ enum visit {
     VISIT_ONE_PER_CLUSTER,
     VISIT_SEQUENTIAL, /* every page */
     VISIT_CLUSTERED, /* every page, clusters in random order */
-    VISIT_ONE_PER_SLAB, /* a page of each slab, in random order, after a load elsewhere in the slab has
-                                                  made its page table: the first trap in the slab */
+    /*
+     * a page of each slab, in random order, after a load elsewhere in the slab has made its page
+     * table: the first trap in the slab
+     */
+    VISIT_ONE_PER_SLAB,
     /* a page of each slab after a store to another one of its cluster: the rest of it follows */
     VISIT_SECOND_IN_CLUSTER,
 };

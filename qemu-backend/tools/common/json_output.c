@@ -6,41 +6,10 @@
 #include <string.h>
 
 #include "report.h"
-
-/* Length of the well-formed UTF-8 sequence at text, 0 if there is none. */
-static size_t utf8_sequence(const unsigned char *text)
-{
-    static const struct {
-        unsigned char first_low, first_high, second_low, second_high, length;
-    } forms[] = {
-        {0x01, 0x7f, 0x00, 0x00, 1}, {0xc2, 0xdf, 0x80, 0xbf, 2}, {0xe0, 0xe0, 0xa0, 0xbf, 3},
-        {0xe1, 0xec, 0x80, 0xbf, 3}, {0xed, 0xed, 0x80, 0x9f, 3}, {0xee, 0xef, 0x80, 0xbf, 3},
-        {0xf0, 0xf0, 0x90, 0xbf, 4}, {0xf1, 0xf3, 0x80, 0xbf, 4}, {0xf4, 0xf4, 0x80, 0x8f, 4},
-    };
-
-    for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
-        size_t length = 1;
-
-        if (text[0] < forms[i].first_low || text[0] > forms[i].first_high) {
-            continue;
-        }
-        if (forms[i].length > 1
-            && (text[1] < forms[i].second_low || text[1] > forms[i].second_high)) {
-            return 0;
-        }
-        for (length = 2; length < forms[i].length; length++) {
-            if (text[length] < 0x80 || text[length] > 0xbf) {
-                return 0;
-            }
-        }
-        return forms[i].length;
-    }
-    return 0;
-}
+#include "util/utf8.h"
 
 void json_put_text(json_object *object, const char *key, const char *text)
 {
-    static const char replacement[] = "\xef\xbf\xbd";
     char *clean = malloc(3 * strlen(text) + 1), *end = clean;
 
     if (!clean) {
@@ -48,14 +17,14 @@ void json_put_text(json_object *object, const char *key, const char *text)
         exit(EXIT_FAILURE);
     }
     while (*text) {
-        size_t length = utf8_sequence((const unsigned char *)text);
+        size_t length = utf8_sequence(text);
 
         if (length) {
             memcpy(end, text, length);
             end += length;
             text += length;
         } else {
-            memcpy(end, replacement, 3);
+            memcpy(end, UTF8_REPLACEMENT, 3);
             end += 3;
             text++;
         }

@@ -103,7 +103,7 @@ static int print_json(const char *path, const struct pcow_check_result *result,
     json_put_size(object, "corruptions-fixed", result->corruptions_fixed);
     json_put_size(object, "leaks", result->leaks);
     json_put_size(object, "leaks-fixed", result->leaks_fixed);
-    losses_put_json(object, result, list->losses.array);
+    losses_put_json(object, result, &list->losses);
     if (result->rescue_suffix[0]) {
         char rescue[PATH_MAX];
 
@@ -119,35 +119,21 @@ static int print_json(const char *path, const struct pcow_check_result *result,
     return json_print(object);
 }
 
-/*
- * "-r leaks" must not touch anything else, and repair does everything: so it runs only where
- * nothing else is wrong.
- */
 static int check_image(const char *path, const struct check_request *request,
                        struct finding_list *list, struct pcow_check_result *result,
                        struct pcow_error *error)
 {
-    unsigned flags = (request->force_share ? PCOW_CHECK_FORCE_SHARE : 0)
-                     | (request->accept_loss ? PCOW_CHECK_ACCEPT_LOSS : 0);
+    const unsigned flags = (request->force_share ? PCOW_CHECK_FORCE_SHARE : 0)
+                           | (request->accept_loss ? PCOW_CHECK_ACCEPT_LOSS : 0)
+                           | (request->repair != REPAIR_NOTHING ? PCOW_CHECK_REPAIR : 0)
+                           | (request->repair == REPAIR_LEAKS ? PCOW_CHECK_LEAKS_ONLY : 0);
+    int r = pcow_check_losses(path, flags, note_finding, note_loss, list, result, error);
 
-    if (request->repair == REPAIR_LEAKS) {
-        struct finding_list unseen = {.quiet = true};
-        int r = pcow_check(path, 0, note_finding, &unseen, result, error);
-
-        if (r) {
-            return r;
-        }
-        if (result->corruptions == 0) {
-            flags |= PCOW_CHECK_REPAIR;
-        } else {
-            note_finding(list, PCOW_FINDING_NOTE,
-                         "nothing was repaired: there are corruptions, which need '-r all'");
-        }
-    } else if (request->repair == REPAIR_ALL) {
-        flags |= PCOW_CHECK_REPAIR;
+    if (!r && request->repair == REPAIR_LEAKS && result->corruptions) {
+        note_finding(list, PCOW_FINDING_NOTE,
+                     "nothing was repaired: there are corruptions, which need '-r all'");
     }
-    memset(result, 0, sizeof(*result));
-    return pcow_check_losses(path, flags, note_finding, note_loss, list, result, error);
+    return r;
 }
 
 static void report_refused(const char *path, const struct check_request *request,
@@ -159,6 +145,15 @@ static void report_refused(const char *path, const struct check_request *request
            "with: pcow-img check -r %s --accept-loss %s",
            path, losses_text(result, text, sizeof(text)),
            request->repair == REPAIR_ALL ? "all" : "leaks", path);
+}
+
+/* Whoever wants to hear nothing accepted a loss, and not to be told of none. */
+static void report_lost(const char *path, const struct pcow_check_result *result)
+{
+    char text[128];
+
+    report("%s: the repair has lost %s; what of it was in the file is kept in %s%s", path,
+           losses_text(result, text, sizeof(text)), path, result->rescue_suffix);
 }
 
 /*
@@ -227,6 +222,9 @@ static int check(const char *path, struct check_request *request)
     }
     if (result.refused && !request->quiet) {
         report_refused(path, request, &result);
+    }
+    if (result.rescue_suffix[0] && request->quiet && !request->json) {
+        report_lost(path, &result);
     }
     if (result.corruptions > result.corruptions_fixed) {
         return CORRUPTED;
@@ -311,7 +309,7 @@ const struct command check_command = {
             "FILE.rescue\n"
             "  -U, --force-share          take no lock: also while the image is in use (findings "
             "may then be false)\n"
-            "  -q                         print nothing\n"
+            "  -q                         print nothing but errors, and what a repair has lost\n"
             "  -f pcow                    the format (there is no other)\n"
             "  --output human|json        default: human\n"
             "Exit code: 0 clean or repaired, 1 not checked, 2 corrupted, 3 leaks only, 63 format "

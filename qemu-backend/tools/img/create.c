@@ -178,8 +178,8 @@ const struct command create_command = {
     .arguments = "[-q] [-f pcow] [-b BASE [-F FMT]] [-u] [-o OPTIONS] FILE [SIZE]",
     .summary = "Make a new image, empty or on a base",
     .help = "  -q                         print nothing on success\n"
-            "  -f pcow                    the format (there is no other); needed if FILE is not called "
-            "*.pcow\n"
+            "  -f pcow                    the format (there is no other); needed if FILE is not "
+            "called *.pcow\n"
             "  -b BASE                    stand on this image, in the directory of FILE\n"
             "  -F FMT                     format of BASE: pcow (default) or pcow1\n"
             "  -u                         do not look at BASE; needs SIZE\n"

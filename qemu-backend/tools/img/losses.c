@@ -7,8 +7,9 @@
 #include "json_output.h"
 #include "report.h"
 
-/* A screen or two; JSON tells all. */
-#define MAX_PRINTED 100
+/* A screen or two; in JSON what a program can work with, however the image was made. */
+#define MOST_PRINTED 100
+#define MOST_IN_JSON 1000
 
 static const char *const kind_name[] = {
     [PCOW_LOSS_DATA] = "data",
@@ -96,12 +97,14 @@ static void print_loss(const struct pcow_loss *loss)
 
 void losses_add(struct loss_list *list, const struct pcow_loss *loss)
 {
+    if (list->told == (list->array ? MOST_IN_JSON : MOST_PRINTED)) {
+        list->left_out++;
+        return;
+    }
+    list->told++;
     if (list->array) {
         add_json(list->array, loss);
-    } else if (!list->quiet && list->printed == MAX_PRINTED) {
-        list->unprinted++;
     } else if (!list->quiet) {
-        list->printed++;
         print_loss(loss);
     }
 }
@@ -126,11 +129,12 @@ const char *losses_text(const struct pcow_check_result *result, char *text, size
 }
 
 void losses_put_json(json_object *object, const struct pcow_check_result *result,
-                     json_object *array)
+                     const struct loss_list *list)
 {
     json_put_size(object, "lost-size", result->lost_size);
     json_put_text(object, "lost-size-is", certainty_name[result->lost_certainty]);
-    json_object_object_add(object, "lost", array);
+    json_object_object_add(object, "lost", list->array);
+    json_put_size(object, "lost-left-out", list->left_out);
     json_put_bool(object, "refused", result->refused);
 }
 
@@ -139,8 +143,9 @@ void losses_print(const char *path, const struct loss_list *list,
 {
     char text[128];
 
-    if (list->unprinted) {
-        printf("Loss: %" PRIu64 " more ranges; --output json tells all\n", list->unprinted);
+    if (list->left_out) {
+        printf("Loss: %" PRIu64 " more ranges; pcow-img rescue lists what a repair has kept\n",
+               list->left_out);
     }
     if (result->losses == 0) {
         return;

@@ -10,7 +10,7 @@
 struct loss_list {
     json_object *array;                        /* NULL: print them */
     bool quiet;
-    uint64_t printed, unprinted;
+    uint64_t told, left_out;
 };
 
 /* A pcow_loss_fn, but for the type of list. */
@@ -18,7 +18,7 @@ void losses_add(struct loss_list *list, const struct pcow_loss *loss);
 /* "at most 4096 bytes of guest data and VM state" */
 const char *losses_text(const struct pcow_check_result *result, char *text, size_t size);
 void losses_put_json(json_object *object, const struct pcow_check_result *result,
-                     json_object *array);
+                     const struct loss_list *list);
 /* After the findings: what was lost, or would be. */
 void losses_print(const char *path, const struct loss_list *list,
                   const struct pcow_check_result *result, bool repaired);

@@ -15,12 +15,16 @@
 #include "report.h"
 #include "rescue_file.h"
 
+/* In JSON, of layers and of ranges; a table is printed as it is read. */
+#define MOST_IN_JSON 1000
+
 struct listing {
     const char *path;
     int directory; /* to take the content out to; -1: not to */
     int fd; /* of the range; -1: none */
     char name[96]; /* of its file; "": none */
     uint64_t count, kept; /* ranges; of this one, bytes */
+    uint64_t layers, told; /* ranges that its end tells of */
     json_object *lost; /* the range, NULL: none yet */
     json_object *result; /* NULL: print a table */
     bool whole, repaired;
@@ -40,35 +44,100 @@ static const char *kind_of(json_object *lost)
     return "unknown";
 }
 
-static int finish_range(struct listing *listing, struct pcow_error *error)
+static void put_text(json_object *object, const char *key, json_object *from)
 {
-    json_object *lost = listing->lost, *array;
-    const char *snapshot = lost ? rescue_text(lost, "snapshot") : NULL,
-               *offset = lost ? rescue_text(lost, "guest-offset") : NULL;
+    if (rescue_text(from, key)) {
+        json_put_text(object, key, rescue_text(from, key));
+    }
+}
 
-    if (!lost) {
-        return 0;
+static void put_number(json_object *object, const char *key, json_object *from)
+{
+    json_put_size(object, key, rescue_number(from, key));
+}
+
+/* Of a list of the result; what is too many is counted only. */
+static void put_item(struct listing *listing, const char *key, json_object *item)
+{
+    json_object *array;
+
+    json_object_object_get_ex(listing->result, key, &array);
+    json_object_array_add(array, item);
+}
+
+static void put_layer(struct listing *listing, json_object *from)
+{
+    json_object *layer;
+
+    listing->layers++;
+    if (!listing->result || listing->layers > MOST_IN_JSON) {
+        return;
     }
-    listing->lost = NULL;
-    if (listing->fd >= 0 && close(listing->fd)) {
-        listing->fd = -1;
-        return fail(error, -errno, "cannot write %s: %s", listing->name, strerror(errno));
+    layer = json_object_new_object();
+    put_number(layer, "layer", from);
+    put_number(layer, "parent", from);
+    put_number(layer, "size", from);
+    put_text(layer, "snapshot", from);
+    put_item(listing, "layers", layer);
+}
+
+static void put_range(struct listing *listing, json_object *from)
+{
+    json_object *lost;
+
+    if (listing->count > MOST_IN_JSON) {
+        return;
     }
-    listing->fd = -1;
-    if (listing->result) {
-        json_put_size(lost, "kept", listing->kept);
-        if (listing->name[0]) {
-            json_put_text(lost, "file", listing->name);
-        }
-        json_object_object_get_ex(listing->result, "lost", &array);
-        json_object_array_add(array, lost);
-        return 0;
+    lost = json_object_new_object();
+    json_put_text(lost, "lost", kind_of(from));
+    put_number(lost, "layer", from);
+    put_text(lost, "snapshot", from);
+    if (rescue_text(from, "guest-offset")) {
+        put_number(lost, "guest-offset", from);
+    }
+    put_number(lost, "length", from);
+    put_number(lost, "there", from);
+    json_put_size(lost, "kept", listing->kept);
+    if (listing->name[0]) {
+        json_put_text(lost, "file", listing->name);
+    }
+    put_item(listing, "lost", lost);
+}
+
+/* The number is made anew, too. */
+static void print_range(const struct listing *listing, json_object *lost)
+{
+    const char *snapshot = rescue_text(lost, "snapshot");
+    char offset[24] = "-";
+
+    if (rescue_text(lost, "guest-offset")) {
+        snprintf(offset, sizeof(offset), "%" PRIu64, rescue_number(lost, "guest-offset"));
     }
     printf("%-5" PRIu64 "%-9s %5" PRIu64 "  %16s %14" PRIu64 " %14" PRIu64 "  ", listing->count,
            kind_of(lost), rescue_number(lost, "layer"), offset,
            rescue_number(lost, "length"), listing->kept);
     print_text(snapshot ? snapshot : "");
     putchar('\n');
+}
+
+static int finish_range(struct listing *listing, struct pcow_error *error)
+{
+    json_object *lost = listing->lost;
+
+    if (!lost) {
+        return 0;
+    }
+    if (listing->fd >= 0 && close(listing->fd)) {
+        listing->fd = -1;
+        return fail(error, -errno, "cannot write %s: %s", listing->name, strerror(errno));
+    }
+    listing->fd = -1;
+    if (listing->result) {
+        put_range(listing, lost);
+    } else {
+        print_range(listing, lost);
+    }
+    listing->lost = NULL;
     json_object_put(lost);
     return 0;
 }
@@ -154,7 +223,6 @@ static void begin_list(struct listing *listing, json_object *header)
 static int take_line(struct listing *listing, struct rescue_file *file, enum rescue_line kind,
                      json_object *object, struct pcow_error *error)
 {
-    json_object *array;
     int r = kind == RESCUE_CONTENT || kind == RESCUE_UNREAD ? 0 : finish_range(listing, error);
 
     if (r) {
@@ -162,11 +230,7 @@ static int take_line(struct listing *listing, struct rescue_file *file, enum res
     }
     switch (kind) {
     case RESCUE_HEADER: begin_list(listing, object); break;
-    case RESCUE_LAYER:
-        if (listing->result && json_object_object_get_ex(listing->result, "layers", &array)) {
-            json_object_array_add(array, json_object_get(object));
-        }
-        break;
+    case RESCUE_LAYER: put_layer(listing, object); break;
     case RESCUE_LOST: return begin_range(listing, object, error);
     case RESCUE_CONTENT: return take_out(listing, file, object, error);
     case RESCUE_UNREAD:
@@ -174,7 +238,10 @@ static int take_line(struct listing *listing, struct rescue_file *file, enum res
                              ? rescue_number(object, "unread")
                              : listing->kept;
         break;
-    case RESCUE_END: listing->whole = true; break;
+    case RESCUE_END:
+        listing->whole = true;
+        listing->told = rescue_number(object, "end");
+        break;
     case RESCUE_REPAIRED: listing->repaired = true; break;
     case RESCUE_END_OF_FILE: break;
     }
@@ -204,7 +271,18 @@ static int list(struct listing *listing, struct pcow_error *error)
                     "changed anything, so all of this is in the image still",
                     listing->path);
     }
+    if (!r && listing->told != listing->count) {
+        return fail(error, -EBADMSG,
+                    "%s has %" PRIu64 " ranges, and its end tells of %" PRIu64
+                    ": something was taken out of it, or put into it",
+                    listing->path, listing->count, listing->told);
+    }
     return r;
+}
+
+static void put_left_out(json_object *object, const char *key, uint64_t count)
+{
+    json_put_size(object, key, count > MOST_IN_JSON ? count - MOST_IN_JSON : 0);
 }
 
 static int show(struct listing *listing, bool json)
@@ -215,6 +293,8 @@ static int show(struct listing *listing, bool json)
     listing->result = json ? json_object_new_object() : NULL;
     r = list(listing, &error);
     if (json && !r) {
+        put_left_out(listing->result, "layers-left-out", listing->layers);
+        put_left_out(listing->result, "lost-left-out", listing->count);
         json_put_bool(listing->result, "repaired", listing->repaired);
         return json_print(listing->result);
     }
@@ -234,6 +314,8 @@ static int run(int argc, char **argv)
         {"extract", required_argument, NULL, 'x'},
         END_OF_OPTIONS,
     };
+    /* The one that was made, and not what somebody has put in its place. */
+    const int new_directory = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
     struct listing listing = {.directory = -1, .fd = -1};
     const char *directory = NULL;
     bool json = false;
@@ -257,7 +339,7 @@ static int run(int argc, char **argv)
     }
     if (directory
         && (mkdir(directory, 0700)
-            || (listing.directory = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)) {
+            || (listing.directory = open(directory, new_directory)) < 0)) {
         report("cannot make the directory %s: %s", directory, strerror(errno));
         return EXIT_FAILURE;
     }

@@ -106,7 +106,8 @@ const struct command seal_command = {
     .name = "seal",
     .arguments = "[-p] [-q] [--checksums [--rate BYTES] | --no-checksums] FILE",
     .summary = "Make an image a template that nobody can change",
-    .help = "  --checksums                make checksums of all its data before, for 'check --data'\n"
+    .help = "  --checksums                make checksums of all its data before, for "
+            "'check --data'\n"
             "  --no-checksums             make none (default)\n"
             "  --rate BYTES               look at no more a second\n"
             "  -p                         show progress\n"

@@ -79,7 +79,8 @@ static void print_sizes(const struct pcow_snapshot *snapshot)
  * the name comes last, because it may be 127 bytes long; '*': the active layer stands on it; 'p':
  * an image does
  */
-#define SIZES_HEADING "%9s %9s %9s %9s %-19s %2s %s\n", "VM SIZE", "OWN", "SHARED", "FREES", "DATE", "", "TAG"
+#define SIZES_HEADING \
+    "%9s %9s %9s %9s %-19s %2s %s\n", "VM SIZE", "OWN", "SHARED", "FREES", "DATE", "", "TAG"
 
 int snapshot_list_print(pcow_image *image, struct pcow_error *error)
 {

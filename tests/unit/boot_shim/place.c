@@ -16,9 +16,10 @@
 int place_setup(void **state)
 {
     struct place *place = calloc(1, sizeof *place);
+    const char *top = getenv("TMPDIR");
 
     assert_non_null(place);
-    strcpy(place->directory, "/tmp/pcow-boot.XXXXXX");
+    snprintf(place->directory, sizeof place->directory, "%s/pcow-boot.XXXXXX", top ? top : "/tmp");
     assert_non_null(mkdtemp(place->directory));
     arena_open(&place->arena, MEMORY, STEPS);
     place->menu.arena = &place->arena;
@@ -49,7 +50,7 @@ struct volume *place_volume(struct place *place, const char *type, const char *u
                             unsigned partition)
 {
     struct volume *volume = &place->volumes.item[place->volumes.count++];
-    char path[128];
+    char path[sizeof place->directory + 64];
 
     snprintf(volume->device, sizeof volume->device, partition ? "pmem0p%u" : "pmem0", partition);
     snprintf(path, sizeof path, "%s/%s", place->directory, volume->device);

@@ -15,7 +15,7 @@
 #define ROOT_UUID "11111111-2222-3333-4444-555555555555"
 
 struct place {
-    char directory[64];
+    char directory[256];
     struct arena arena;
     struct volumes volumes;
     struct menu menu;

@@ -203,7 +203,7 @@ static void paths_stay_inside(void **state)
     struct volume *root = root_with(place, "menuentry a { linux /link/secret\ninitrd /initrd }\n"
                                            "menuentry b { linux /../secret\ninitrd /initrd }\n"
                                            "menuentry c { linux /absolute\ninitrd /initrd }\n");
-    char outside[128];
+    char outside[sizeof place->directory + 16];
 
     snprintf(outside, sizeof outside, "%s/secret", place->directory);
     place_put(root, "/inside", "a");

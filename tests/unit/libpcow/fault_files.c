@@ -180,7 +180,8 @@ static const struct {
 } file_operations[] = {
     {"create", prepare_nothing, run_create, verify_not_created, verify_created, false, false},
     {"unseal", prepare_sealed, run_unseal, verify_sealed_or_not, verify_whole, false, true},
-    {"open after a crash", prepare_interrupted, run_open, verify_readable, verify_whole, true, true},
+    {"open after a crash", prepare_interrupted, run_open, verify_readable, verify_whole, true,
+     true},
     {"check -r", prepare_damaged, run_repair, verify_nothing, verify_whole, false, false},
 };
 

@@ -31,15 +31,16 @@
     } while (0)
 
 /* Call f(..., &error) and fail the test unless it returns this error and a message. */
-#define MUST_FAIL(expected, call)                                                     \
-    do {                                                                              \
-        struct pcow_error error = {0};                                                \
-        int must_result = (call);                                                     \
-                                                                                      \
-        if (must_result != (expected))                                                \
-            fail_msg("%s: returned %d, not %d: %s", #call, must_result, (expected), error.message); \
-        assert_int_equal(error.code, (expected));                                     \
-        assert_true(error.message[0] != 0);                                           \
+#define MUST_FAIL(expected, call)                                                  \
+    do {                                                                           \
+        struct pcow_error error = {0};                                             \
+        int must_result = (call);                                                  \
+                                                                                   \
+        if (must_result != (expected))                                             \
+            fail_msg("%s: returned %d, not %d: %s", #call, must_result, (expected), \
+                     error.message);                                               \
+        assert_int_equal(error.code, (expected));                                  \
+        assert_true(error.message[0] != 0);                                        \
     } while (0)
 
 /*
@@ -89,10 +90,12 @@ void must_be_clean(const char *path);
 /* Write a text with its end. */
 void write_text(pcow_image *image, uint64_t offset, const char *text);
 /* NULL: there is none of that name */
-const struct pcow_snapshot *find_snapshot(const struct pcow_snapshot *list, size_t count, const char *name);
+const struct pcow_snapshot *find_snapshot(const struct pcow_snapshot *list, size_t count,
+                                          const char *name);
 void assert_reads(pcow_image *image, uint64_t offset, const void *expected, size_t length);
 
-#define FOR_EACH_ENGINE(engine) for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_MINOR; engine++)
+#define FOR_EACH_ENGINE(engine)                                                    \
+    for (enum pcow_engine engine = PCOW_ENGINE_SIGNAL; engine <= PCOW_ENGINE_MINOR; engine++)
 
 /* Let the kernel store one byte, as it does for a KVM vCPU: 1, or -1 with errno. */
 ssize_t kernel_store(void *to, unsigned char value);

@@ -42,7 +42,8 @@ static pcow_image *faulty_tree(struct faulty *faulty)
     pcow_image *image;
 
     unlink(scratch("t"));
-    *faulty = (struct faulty){.observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look}, .left = -1};
+    *faulty = (struct faulty){
+        .observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look}, .left = -1};
     pcow_close(must_create(scratch("t"), 8 * MIB, 0, NULL));
     MUST(image_open(scratch("t"), PCOW_OPEN_WRITE, NULL, &faulty->observer, &image, &error));
     write_text(image, 0, "a");

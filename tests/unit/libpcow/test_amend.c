@@ -236,7 +236,8 @@ static void kill_anywhere(bool state_first)
         must_be_clean(IMAGE);
         unlink(IMAGE);
     }
-    print_message("killed at %u operations: %u times it asked to be run again, %u times for check\n",
+    print_message("killed at %u operations: %u times it asked to be run again, %u times for "
+                  "check\n",
                   last - 1, refused, damaged);
     assert_true(last > 30 && refused > 10 && damaged == 1);
     unlink(IMAGE);

@@ -5,6 +5,8 @@
  */
 #include "check_support.h"
 
+#include "check/check.h"
+
 static void test_healthy_image(void **state)
 {
     struct findings *found;
@@ -351,6 +353,60 @@ static void test_blocks_of_a_free_slab(void **state)
     expect_leaks(2);
 }
 
+/* An owner word that is damaged, beside the leak that is there already. */
+static void damage_an_owner(uint64_t slab)
+{
+    flip(owner_offset(slab), 0x10);
+}
+
+struct damager {
+    struct observer observer;
+    uint64_t slab;
+};
+
+static int damage_when_opened(struct observer *observer, const struct observation *observation)
+{
+    if (observation->what == OBSERVED_OPEN)
+        damage_an_owner(((struct damager *)observer)->slab);
+    return 0;
+}
+
+static int repair_leaks(struct observer *observer, struct pcow_check_result *result)
+{
+    return check_file(&(struct check_request){
+        .path = IMAGE,
+        .flags = PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS | PCOW_CHECK_LEAKS_ONLY,
+        .result = result,
+        .observer = observer,
+    });
+}
+
+/* What is no leak stays as it is, also if it comes up between the look and the repair. */
+static void test_leaks_only(void **state)
+{
+    struct damager damager = {.observer = {.look = damage_when_opened}};
+    struct pcow_check_result result;
+    uint8_t junk[65536];
+
+    (void)state;
+    make_image();
+    damager.slab = find_slab(OWNER_DATA, LAYER_S2, 1);
+    memset(junk, 5, sizeof junk);
+    poke(UINT64_C(10) << SLAB_BITS, junk, sizeof junk);
+    assert_int_equal(repair_leaks(&damager.observer, &result), -EAGAIN);
+    assert_int_equal(access(scratch("image.pcow.rescue"), F_OK), -1);
+    assert_int_equal(repair_leaks(NULL, &result), 0);
+    assert_true(result.corruptions >= 1);
+    assert_int_equal(result.corruptions_fixed + result.leaks_fixed, 0);
+    assert_false(result.refused);
+    assert_int_equal(run_check(0)->result.corruptions, result.corruptions);
+    damage_an_owner(damager.slab);
+    assert_int_equal(repair_leaks(NULL, &result), 0);
+    assert_int_equal(result.leaks_fixed, 1);
+    expect_content();
+    expect_usable();
+}
+
 static void test_slabs_of_an_interrupted_operation(void **state)
 {
     uint64_t word = owner_encode((struct owner){OWNER_DATA, 4, 2});
@@ -491,6 +547,7 @@ int main(void)
         TEST(test_impossible_owners),
         TEST(test_pages_held_twice),
         TEST(test_blocks_of_a_free_slab),
+        TEST(test_leaks_only),
         TEST(test_slabs_of_an_interrupted_operation),
         TEST(test_vm_state),
         TEST(test_more_than_can_be_told),

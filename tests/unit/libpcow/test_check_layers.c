@@ -294,6 +294,96 @@ static void make_hidden(uint32_t count)
  * Each layer costs passes over the file, which can be large without a block: nobody waits for all
  * of them at once.
  */
+/* ---- layers that only a damaged word makes dead ----------------------------------------------- */
+
+static uint32_t active_layer(void)
+{
+    uint64_t word;
+
+    peek(WORD(active_layer), &word, sizeof word);
+    return (uint32_t)word_value(word);
+}
+
+/* Where the record of a layer is. */
+static uint32_t find_slot(uint32_t id)
+{
+    for (uint32_t slot = 0; slot < 16; slot++) {
+        uint64_t word;
+
+        peek(record_offset(slot, STATE), &word, sizeof word);
+        if (word && (word_value(word) & MAX_LAYER_ID) == id && word_value(word) >> 28 & 0xf)
+            return slot;
+    }
+    fail_msg("layer %u has no record", id);
+    return 0;
+}
+
+/* Do the bytes lie anywhere in the file that keeps what was dropped? */
+static bool is_kept(const uint8_t *bytes, size_t length)
+{
+    static uint8_t file[16 * MIB];
+    int fd = open(scratch("image.pcow.rescue"), O_RDONLY);
+    ssize_t size;
+
+    assert_true(fd >= 0);
+    size = read(fd, file, sizeof file);
+    close(fd);
+    assert_true(size > 0 && (size_t)size < sizeof file);
+    return memmem(file, (size_t)size, bytes, length);
+}
+
+/* Of 8 pages of layer 2, which are nowhere else: told as damage, refused, and kept. */
+static void expect_doubtful(const uint8_t *pages)
+{
+    struct findings *found = run_check(0);
+    struct pcow_check_result refused;
+
+    if (!strstr(found->text, "belongs to layer 2, of which a damaged word told whether it is"))
+        fail_msg("not told: %s", found->text);
+    assert_int_equal(found->result.lost_size, 8 * 4096);
+    MUST(pcow_check(IMAGE, PCOW_CHECK_REPAIR, NULL, NULL, &refused, &error));
+    assert_true(refused.refused);
+    found = run_check(PCOW_CHECK_REPAIR);
+    assert_int_equal(found->result.lost_size, 8 * 4096);
+    assert_true(is_kept(pages, 8 * 4096));
+    expect_clean();
+}
+
+/* A snapshot in the making is alive only by what the active layer stands on. */
+static void test_doubtful_snapshot_in_the_making(void **state)
+{
+    (void)state;
+    make_image();
+    poke_word(record_offset(1, STATE),
+              word_value(layer_state_word(LAYER_S2, LAYER_OPEN, 0, 0)));
+    assert_int_equal(run_check(0)->result.corruptions, 0);
+    flip(record_offset(2, PARENT), 0x10);
+    expect_doubtful(content[1] + 600 * 4096);
+    expect_view("s1", 0);
+}
+
+/* One that is being deleted, by who stands on it: nothing tells which of two leaves that is. */
+static void test_doubtful_hidden(void **state)
+{
+    uint64_t seed = 5;
+    pcow_image *image;
+
+    (void)state;
+    make_image();
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_revert(image, "s1", &error));
+    write_pages(image, content[2], 100, 2, &seed);
+    MUST(pcow_snapshot_create(image, "s3", &error));
+    MUST(pcow_snapshot_revert(image, "s2", &error));
+    pcow_close(image);
+    poke_word(record_offset(find_slot(LAYER_S2), STATE),
+              word_value(layer_state_word(LAYER_S2, LAYER_HIDDEN, 0, 0)));
+    assert_int_equal(run_check(0)->result.corruptions, 0);
+    flip(record_offset(find_slot(active_layer()), PARENT), 0x10);
+    expect_doubtful(content[1] + 600 * 4096);
+    expect_view("s1", 0);
+}
+
 static void test_very_many_hidden(void **state)
 {
     enum { HIDDEN = 200, SLOTS = 3 + HIDDEN };
@@ -581,6 +671,8 @@ int main(void)
         TEST(test_deleted_parent),
         TEST(test_two_records_of_one_layer),
         TEST(test_interrupted_operations),
+        TEST(test_doubtful_snapshot_in_the_making),
+        TEST(test_doubtful_hidden),
         TEST(test_very_many_hidden),
         TEST(test_hidden_in_a_large_file),
         TEST(test_counters),

@@ -482,6 +482,53 @@ static void test_repair_drops_them(void **state)
     assert_true(verify().corruptions <= 1);
 }
 
+static bool all_had_checksums(void)
+{
+    pcow_image *image = must_open(IMAGE, 0);
+    struct pcow_info info;
+
+    pcow_get_info(image, &info);
+    pcow_close(image);
+    return info.checksums;
+}
+
+static void repair(void)
+{
+    struct pcow_check_result result;
+
+    MUST(pcow_check(IMAGE, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL, &result,
+                    &error));
+    unlink(scratch("image.pcow.rescue"));
+    must_be_clean(IMAGE);
+}
+
+/* What a repair drops is not missed for ever; what was lost before is. */
+static void test_repair_of_a_sealed_image(void **state)
+{
+    uint64_t slab, last = 0, zero = 0;
+    struct owner owner;
+    uint8_t junk = 1;
+
+    (void)state;
+    make_image();
+    seal();
+    for (unsigned n = 0; (slab = owned_slab(n, &owner)); n++)
+        last = slab;
+    transfer(&junk, 1, (last + 1) << SLAB_BITS, true);
+    transfer(&zero, sizeof zero, datasum_offset(slab_of(1, 0, OWNER_DATA)), true);
+    repair();
+    assert_true(all_had_checksums());
+    assert_int_equal(verify().corruptions, 1);
+    assert_non_null(strstr(findings, "its checksum is gone"));
+    unlink(IMAGE);
+    make_image();
+    seal();
+    assert_int_equal(truncate(IMAGE, (off_t)((last << SLAB_BITS) + PAGE)), 0);
+    repair();
+    assert_false(all_had_checksums());
+    assert_int_equal(verify().corruptions, 0);
+}
+
 static void test_others(void **state)
 {
     pcow_image *image;
@@ -539,6 +586,8 @@ int main(void)
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_half_a_checksum, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_repair_drops_them, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_repair_of_a_sealed_image, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_others, scratch_setup, scratch_teardown),
     };
 

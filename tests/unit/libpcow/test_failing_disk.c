@@ -128,7 +128,8 @@ static void test_neighbour_that_cannot_be_written(void **state)
     assert_int_equal(madvise((void *)(memory + MIB), SIZE - MIB, MADV_DONTNEED), 0);
     read_in_sequence((off_t)(7 * MIB), false);
     /* Slabs 0 to 2 of the file have metadata, so the first page of the data is block 1536. */
-    assert_int_equal(shell("p=$(filefrag -v %s | sed 's/[:.]/ /g' | awk '$2 == 1536 {print $4}') && "
+    assert_int_equal(shell("p=$(filefrag -v %s | sed 's/[:.]/ /g' |"
+                           " awk '$2 == 1536 {print $4}') && "
                            "fallocate -p -o $((p * 4096)) -l 4096 %s/disk",
                            image_path, under),
                      0);

@@ -141,7 +141,8 @@ static void test_the_hint(void **state)
         for (unsigned i = 0; i < THREADS; i++)
             pthread_join(threads[i], NULL);
         for (uint64_t slab = 0; slab < image->free_hint; slab++)
-            if (!slab_is_group_head(slab, image->file.heads) && !(image->used[slab / 64] & slab_bit(slab)))
+            if (!slab_is_group_head(slab, image->file.heads)
+                && !(image->used[slab / 64] & slab_bit(slab)))
                 fail_msg("round %u: slab %llu is free, and looked for from %llu on", round,
                          (unsigned long long)slab, (unsigned long long)image->free_hint);
     }

@@ -171,7 +171,10 @@ static void check_snapshots(const struct model *model)
 
 static void begin(struct model *model)
 {
-    *model = (struct model){.snapshot = calloc(MOST, sizeof *model->snapshot), .name = calloc(MOST, sizeof *model->name)};
+    *model = (struct model){.snapshot = calloc(MOST, sizeof *model->snapshot),
+                            .name = calloc(MOST, sizeof *model->name)};
+    /* Of a try before. */
+    unlink(scratch("image"));
     model->image = must_create(scratch("image"), SIZE, 4096, NULL);
     MUST(pcow_map_create(model->image, NULL, &model->map, &error));
 }
@@ -208,7 +211,10 @@ static void test_random(void **state)
 
 static void store_page(struct model *model, unsigned page, uint32_t value)
 {
-    *(volatile uint32_t *)((char *)pcow_map_address(model->map) + page * PCOW_PAGE_SIZE) = model->now.page[page] = value;
+    char *memory = pcow_map_address(model->map);
+
+    model->now.page[page] = value;
+    *(volatile uint32_t *)(memory + page * PCOW_PAGE_SIZE) = value;
 }
 
 /* A list of slabs with one page each, and an index that counts from the first of them on. */

@@ -14,7 +14,8 @@
 #define GIB (UINT64_C(1) << 30)
 #define TRIES 30u
 #define TRAPS 200u
-#define MUCH  10                       /* it was 100 times and more; how much it is, a benchmark tells, and no test on a busy machine */
+/* It was 100 times and more; how much it is, a benchmark tells, and no test on a busy machine. */
+#define MUCH  10
 
 static double now(void)
 {

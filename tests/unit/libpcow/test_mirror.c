@@ -133,7 +133,8 @@ static void expect_clean(const char *what)
 }
 
 enum damage { ZEROS, ONES, RANDOM, ONE_BIT, OLDER, NEIGHBOUR, DAMAGES };
-static const char *const damage_name[] = {"zeros", "ones", "random", "one bit", "older", "neighbour"};
+static const char *const damage_name[] = {"zeros",   "ones",  "random",
+                                          "one bit", "older", "neighbour"};
 
 static bool make_damage(enum damage damage, unsigned page, uint8_t content[PAGE], uint64_t *seed)
 {
@@ -147,7 +148,9 @@ static bool make_damage(enum damage damage, unsigned page, uint8_t content[PAGE]
         *seed = *seed * 6364136223846793005u + 1442695040888963407u;
         break;
     case OLDER: memcpy(content, older[page], PAGE); break;
-    default: memcpy(content, pristine[page % METADATA_PAGES == METADATA_PAGES - 1 ? page - 1 : page + 1], PAGE);
+    default:
+        memcpy(content, pristine[page % METADATA_PAGES == METADATA_PAGES - 1 ? page - 1 : page + 1],
+               PAGE);
     }
     return memcmp(content, pristine[page], PAGE) != 0;
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@ static struct kept {
     bool page[RICH_LAYERS + 1][RICH_PAGES];
     uint64_t unplaced, states, records;
     bool whole, repaired;
+    bool told[RICH_LAYERS + 1][RICH_PAGES]; /* is said to be lost, kept or not */
 } kept;
 
 static uint8_t first_words[RICH_LAYERS + 1][RICH_PAGES][16];
@@ -108,6 +110,21 @@ static void take_content(const char *lost, uint64_t at, const uint8_t *bytes, ui
     }
 }
 
+static void note_told(bool told[RICH_LAYERS + 1][RICH_PAGES], uint64_t layer, uint64_t offset,
+                      uint64_t length)
+{
+    assert_in_range(layer, 1, RICH_LAYERS);
+    for (uint64_t at = offset; at < offset + length; at += PCOW_PAGE_SIZE)
+        told[layer][at / PCOW_PAGE_SIZE] = true;
+}
+
+static void take_lost(const char *line)
+{
+    if (strstr(line, "\"data\"") && strstr(line, "\"guest-offset\""))
+        note_told(kept.told, number(line, "\"layer\": "), number(line, "\"guest-offset\": "),
+                  number(line, "\"length\": "));
+}
+
 static void read_rescue(const char *path)
 {
     static uint8_t bytes[PCOW_SLAB_SIZE];
@@ -122,8 +139,10 @@ static void read_rescue(const char *path)
         assert_int_equal(line[strlen(line) - 1], '\n');
         kept.whole |= !!strstr(line, "{\"end\": ");
         kept.repaired |= !!strstr(line, "{\"repaired\": true}");
-        if (strstr(line, "{\"lost\": "))
+        if (strstr(line, "{\"lost\": ")) {
             memcpy(lost, line, sizeof lost);
+            take_lost(line);
+        }
         if (strstr(line, "\"bytes\": ")) {
             uint64_t length = number(line, "\"bytes\": ");
 
@@ -304,22 +323,110 @@ static void test_interrupted(void **state)
     assert_true(step > 20 && in_two > 5);
 }
 
-/* ---- no room --------------------------------------------------------------------------------- */
+/* ---- interrupted, of a file that was cut inside a slab ----------------------------------------- */
 
-static void test_no_room(void **state)
+static bool told_now[RICH_LAYERS + 1][RICH_PAGES];
+
+static void add_loss(void *opaque, const struct pcow_loss *loss)
 {
-    const uint64_t junk = UINT64_C(0x1234567812345678);
-    struct pcow_check_result result;
-    char path[512], rescue[600];
-    uint8_t page[PCOW_PAGE_SIZE];
-    struct stat before, after;
-    pcow_image *image;
-    int fd;
+    (void)opaque;
+    if (loss->kind == PCOW_LOSS_DATA && loss->layer && loss->guest_offset != PCOW_NOWHERE)
+        note_told(told_now, loss->layer, loss->guest_offset, loss->length);
+}
+
+/* Does the file say that this page of the slab is data? */
+static bool is_named(uint64_t slab, unsigned page)
+{
+    struct page_set valid;
+    uint64_t word;
+    int fd = open(IMAGE, O_RDONLY);
+
+    assert_int_equal(pread(fd, &word, sizeof word, (off_t)owner_offset(slab)), sizeof word);
+    assert_int_equal(pread(fd, &valid, sizeof valid, (off_t)bitmap_offset(slab)), sizeof valid);
+    close(fd);
+    return word && page_set_has(&valid, page);
+}
+
+/* What lay behind the cut is told: by check, as long as the file names it, or by the rescue file. */
+static void expect_told(uint64_t length, unsigned step)
+{
+    for (uint64_t slab = length >> SLAB_BITS; slab < rich->slabs; slab++) {
+        const struct owner *owner = &rich->owner[slab];
+
+        for (unsigned page = 0; page < PAGES_PER_SLAB && owner->kind == OWNER_DATA; page++) {
+            uint64_t number = (uint64_t)owner->number * PAGES_PER_SLAB + page;
+            bool now = told_now[owner->layer][number];
+
+            if (!rich->layer[owner->layer].page[number] || rich->layer[owner->layer].dead
+                || (slab << SLAB_BITS) + (page + 1) * PCOW_PAGE_SIZE <= length)
+                continue;
+            if (!now && is_named(slab, page))
+                fail_msg("killed at step %u: page %llu of layer %u reads as zeros, untold", step,
+                         (unsigned long long)number, owner->layer);
+            if (!now && !(kept.whole && kept.told[owner->layer][number]))
+                fail_msg("killed at step %u: page %llu of layer %u is told by nothing", step,
+                         (unsigned long long)number, owner->layer);
+        }
+    }
+}
+
+/* Gives at how many steps it was killed. */
+static unsigned interrupt_after_cut(uint64_t length)
+{
+    unsigned step = 0;
+    bool killed;
+
+    do {
+        struct pcow_check_result result;
+
+        memset(&kept, 0, sizeof kept);
+        memset(told_now, 0, sizeof told_now);
+        rich_put_back(rich);
+        assert_int_equal(truncate(IMAGE, (off_t)length), 0);
+        killed = repair_until(step++);
+        MUST(pcow_check_losses(IMAGE, 0, NULL, add_loss, NULL, &result, &error));
+        if (access(RESCUE, F_OK) == 0)
+            read_rescue(RESCUE);
+        expect_told(length, step - 1);
+        MUST(repair(PCOW_CHECK_ACCEPT_LOSS, &result, &error));
+        must_be_clean(IMAGE);
+    } while (killed);
+    return step - 1;
+}
+
+static void test_interrupted_after_a_cut(void **state)
+{
+    unsigned cuts = 0, steps = 0;
 
     (void)state;
-    snprintf(path, sizeof path, "%s/image.pcow", pool_directory());
-    snprintf(rescue, sizeof rescue, "%s.rescue", path);
-    image = must_create_without_mirror(path, RICH_SIZE);
+    for (uint64_t slab = 1; slab < rich->slabs; slab++) {
+        unsigned first = 0, last = PAGES_PER_SLAB - 1;
+
+        if (rich->owner[slab].kind != OWNER_DATA || page_set_empty(&rich->valid[slab]))
+            continue;
+        while (!page_set_has(&rich->valid[slab], first))
+            first++;
+        while (!page_set_has(&rich->valid[slab], last))
+            last--;
+        if (first == last || rich->layer[rich->owner[slab].layer].dead)
+            continue;
+        steps += interrupt_after_cut((slab << SLAB_BITS) + last * PCOW_PAGE_SIZE);
+        cuts++;
+    }
+    print_message("%u cuts, killed at %u steps\n", cuts, steps);
+    assert_true(cuts > 3 && steps > 10 * cuts);
+}
+
+/* ---- no room --------------------------------------------------------------------------------- */
+
+/* An image in the pool, of which a repair would drop 2 MiB. */
+static void make_in_pool(const char *path)
+{
+    const uint64_t junk = UINT64_C(0x1234567812345678);
+    uint8_t page[PCOW_PAGE_SIZE];
+    pcow_image *image = must_create_without_mirror(path, RICH_SIZE);
+    int fd;
+
     memset(page, 9, sizeof page);
     for (uint64_t i = 0; i < 512; i++)
         MUST(pcow_write(image, i * PCOW_PAGE_SIZE, page, sizeof page, &error));
@@ -327,17 +434,72 @@ static void test_no_room(void **state)
     fd = open(path, O_WRONLY);
     assert_int_equal(pwrite(fd, &junk, sizeof junk, (off_t)owner_offset(1)), sizeof junk);
     close(fd);
-    pool_resize("3m");
+}
+
+static int repair_path(const char *path, struct pcow_check_result *result, struct pcow_error *error)
+{
+    return pcow_check(path, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL, result, error);
+}
+
+/* The size at which this much of the pool would be free. */
+static void leave_free(uint64_t free)
+{
+    struct statvfs pool;
+    char size[32];
+
+    assert_int_equal(statvfs(pool_directory(), &pool), 0);
+    snprintf(size, sizeof size, "%llu",
+             (unsigned long long)((pool.f_blocks - pool.f_bavail) * pool.f_frsize + free));
+    pool_resize(size);
+}
+
+static void test_no_room(void **state)
+{
+    struct pcow_check_result result;
+    char path[512], rescue[600];
+    struct stat before, after;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/image.pcow", pool_directory());
+    snprintf(rescue, sizeof rescue, "%s.rescue", path);
+    make_in_pool(path);
     assert_int_equal(stat(path, &before), 0);
-    MUST_FAIL(-ENOSPC, pcow_check(path, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL,
-                                  &result, &error));
-    assert_int_equal(stat(path, &after), 0);
-    assert_int_equal(before.st_blocks, after.st_blocks);
-    assert_int_equal(access(rescue, F_OK), -1);
+    /* With 64 KiB more than it takes guests would find the pool full. */
+    for (uint64_t room = 0; room <= PCOW_SLAB_SIZE + 64 * KIB; room += PCOW_SLAB_SIZE / 2) {
+        leave_free(room + 64 * KIB);
+        MUST_FAIL(-ENOSPC, repair_path(path, &result, &error));
+        assert_int_equal(stat(path, &after), 0);
+        assert_int_equal(before.st_blocks, after.st_blocks);
+        assert_int_equal(access(rescue, F_OK), -1);
+    }
     pool_resize("16m");
-    MUST(pcow_check(path, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL, &result, &error));
+    MUST(repair_path(path, &result, &error));
     assert_int_equal(result.lost_size, PCOW_SLAB_SIZE);
     assert_int_equal(access(rescue, F_OK), 0);
+}
+
+/* It lies beside the name that was given, also if that is a link: there must be room. */
+static void test_room_beside_a_link(void **state)
+{
+    char path[512], link[512], rescue[600];
+    struct pcow_check_result result;
+    struct pcow_error why;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/image.pcow", pool_directory());
+    make_in_pool(path);
+    leave_free(64 * KIB);
+    assert_int_equal(symlink(path, scratch("link.pcow")), 0);
+    MUST(repair_path(scratch("link.pcow"), &result, &error));
+    assert_int_equal(access(scratch("link.pcow.rescue"), F_OK), 0);
+    /* and the other way round */
+    make_in_pool(IMAGE);
+    snprintf(link, sizeof link, "%s/link.pcow", pool_directory());
+    snprintf(rescue, sizeof rescue, "%s.rescue", link);
+    assert_int_equal(symlink(IMAGE, link), 0);
+    assert_int_equal(repair_path(link, &result, &why), -ENOSPC);
+    assert_non_null(strstr(why.message, "what a repair would drop"));
+    assert_int_equal(access(rescue, F_OK), -1);
 }
 
 static int setup_pool(void **state)
@@ -374,7 +536,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_records, setup, teardown),
         cmocka_unit_test_setup_teardown(test_name_is_taken, setup, teardown),
         cmocka_unit_test_setup_teardown(test_interrupted, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_interrupted_after_a_cut, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_room, setup_pool, pool_unmount),
+        cmocka_unit_test_setup_teardown(test_room_beside_a_link, setup_pool, pool_unmount),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -126,7 +126,9 @@ static pcow_image *open_refusing(struct refusing *refusing, pcow_map **map)
     MUST(pcow_write(image, 0, bytes, sizeof bytes, &error));
     pcow_close(image);
     pcow_close(must_create(scratch("top.pcow"), 0, 0, scratch("base.pcow")));
-    *refusing = (struct refusing){.observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look}, .shortest = UINT64_MAX};
+    *refusing = (struct refusing){
+        .observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = look},
+        .shortest = UINT64_MAX};
     MUST(image_open(scratch("top.pcow"), PCOW_OPEN_WRITE, NULL, &refusing->observer, &image,
                     &error));
     MUST(pcow_map_create(image, &options, map, &error));

@@ -146,7 +146,8 @@ static void test_half_own(void **state)
             memory = pcow_map_address(map);
             fill_but(FREE_PAGES);
             make_half_own(map, way);
-            if (map->engine->number == engine && (way == BY_THE_THREAD || engine == PCOW_ENGINE_MINOR))
+            if (map->engine->number == engine
+                && (way == BY_THE_THREAD || engine == PCOW_ENGINE_MINOR))
                 assert_true(stale_pages(map, 0) > 0 || way == ON_A_TRAP);
             assert_true(stale_pages(map, 0) == 0 || slab_is_stale(&map->slabs[0].status));
             assert_int_equal(truncate(path_in_pool("filler"), 0), 0);

@@ -16,10 +16,10 @@
  * libraries with it (TLS, XML, ICU), whose loading takes several times as long as a whole command
  * on a pcow image.
  */
-#define LIBNBD_CALLS(CALL)                                                                                       \
-    CALL(create) CALL(close) CALL(get_error) CALL(get_errno) CALL(add_meta_context) CALL(can_meta_context)       \
-    CALL(connect_systemd_socket_activation) CALL(get_size) CALL(block_status) CALL(pread) CALL(pwrite)           \
-    CALL(zero) CALL(flush) CALL(shutdown)
+#define LIBNBD_CALLS(CALL) \
+    CALL(create) CALL(close) CALL(get_error) CALL(get_errno) CALL(add_meta_context) \
+    CALL(can_meta_context) CALL(connect_systemd_socket_activation) CALL(get_size) \
+    CALL(block_status) CALL(pread) CALL(pwrite) CALL(zero) CALL(flush) CALL(shutdown)
 
 struct nbd {
     struct nbd_handle *handle;
@@ -45,7 +45,8 @@ int nbd_check_file(const struct nbd_server_options *options, struct pcow_error *
  * Start qemu-nbd on a file of size bytes and connect to it; nbd_end() ends it. -ELIBACC if libnbd
  * cannot be loaded.
  */
-int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, uint64_t *size, struct pcow_error *error);
+int nbd_serve(const struct nbd_server_options *options, struct nbd *nbd, uint64_t *size,
+              struct pcow_error *error);
 
 /* Fill error from the last failure of libnbd. */
 int nbd_fail(const struct nbd *nbd, const char *path, const char *what, struct pcow_error *error);

@@ -61,7 +61,8 @@ static bool find_kept(const struct qcow2_source *qcow2, uint64_t offset,
     }
     for (unsigned i = 0; i < qcow2->kept_count; i++) {
         if (offset < qcow2->kept[i].end) {
-            *extent = (struct source_extent){.length = qcow2->kept[i].end - offset, .zero = qcow2->kept[i].zero};
+            *extent = (struct source_extent){.length = qcow2->kept[i].end - offset,
+                                             .zero = qcow2->kept[i].zero};
             return true;
         }
     }

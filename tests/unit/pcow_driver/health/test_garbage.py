@@ -78,8 +78,17 @@ class UnusedImageTest(base.TestCase):
         with open(path, 'r+b') as file:  # the bitmap of what was written
             file.seek((1 << 20) + 64)
             file.write(bytes(64))
-        self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, self.find()[0])
+        (found,) = self.find()
+        self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
         self.assertEqual([garbage.Kind.LEAK], [one.kind for one in self.find()])
+        # and what was damaged since is not repaired by the way
+        Path(path).write_bytes(leaking)
+        with open(path, 'r+b') as file:
+            file.seek(4096 + 40)  # the copy of the header
+            file.write(b'x')
+        damaged = Path(path).read_bytes()
+        self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
+        self.assertEqual(damaged, Path(path).read_bytes())
 
     def test_what_belongs_to_cinder_and_nova(self) -> None:
         """A detached volume, and a server that waits elsewhere for its confirmation, are in no
@@ -114,6 +123,49 @@ class UnusedImageTest(base.TestCase):
         os.utime(path)
         self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
         self.assertEqual(['mine.pcow'], self.pool.entries())
+
+
+class RescueTest(base.TestCase):
+    """What a repair has dropped is the operator's: told, and deleted if he says so."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        self.configure(pcow_img=str(programs / 'pcow-img'))
+        self.pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        self.pool.create_image('vm', size=2 << 20)
+        self.files = [Path(self.pool.path, name) for name in ('vm.pcow.rescue', 'vm.pcow.rescue-2')]
+        for path in self.files:
+            path.write_bytes(bytes(4096))
+            os.utime(path, (time.time() - 7200,) * 2)
+        Path(self.pool.path, 'vm.pcow.rescues').touch()
+        Path(self.pool.path, 'vm2.pcow.rescue').symlink_to(self.files[0])
+
+    def find(self) -> list[garbage.Finding]:
+        return garbage.find(self.pool, None)
+
+    def test_told_and_deleted(self) -> None:
+        found = self.find()
+        self.assertEqual(
+            [(garbage.Kind.RESCUE, str(path), 4096) for path in self.files],
+            [(one.kind, one.path, one.size) for one in found],
+        )
+        self.assertNotIn('is gone', found[0].reason)
+        with self.assertLogs('pcow_driver.pools.pool', 'WARNING') as log:
+            self.pool.delete_image('vm')
+        for path in self.files:
+            self.assertTrue(path.exists())
+            self.assertIn(str(path), log.output[0])
+        found = self.find()
+        self.assertIn('vm.pcow is gone', found[0].reason)
+        garbage.delete(self.pool, found[0])
+        self.assertEqual(found[1:], self.find())
+
+    def test_of_a_repair_that_may_go_on(self) -> None:
+        found = self.find()
+        os.utime(self.files[0])
+        self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found[0])
+        self.assertTrue(self.files[0].exists())
 
 
 _CONVERTS = """

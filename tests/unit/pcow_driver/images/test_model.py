@@ -124,6 +124,7 @@ class OtherOutputTest(base.TestCase):
                 'lost-size': 8192,
                 'lost-size-is': 'at-most',
                 'refused': True,
+                'lost-left-out': 3,
                 'lost': [
                     {'kind': 'data', 'layer': 2, 'guest-offset': 0, 'length': 8192, 'content': 0},
                     {'kind': 'snapshot', 'layer': 1, 'snapshot': 's', 'length': 0},
@@ -135,7 +136,7 @@ class OtherOutputTest(base.TestCase):
             (model.Loss('data', 2, None, 0, 8192), model.Loss('snapshot', 1, 's', None, 0)),
             found.lost,
         )
-        self.assertTrue(found.refused)
+        self.assertEqual((3, True), (found.lost_left_out, found.refused))
         self.assertIsNone(found.rescue)
 
     def test_measure(self) -> None:
