@@ -315,7 +315,9 @@ class RebuildTest(base.ServersTestCase):
         self.assertEqual(self.before[:-2], self.instance()[:-2])
 
     def test_reboot_without_kernel(self) -> None:
-        """When nobody knows what the server has begun with, and the host has no boot shim."""
+        """When nobody knows what the server has begun with, and the host has no boot shim: it runs
+        on.
+        """
         (self.shim / 'kernel').unlink()
         instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
         instance.kernel_id = ''
@@ -327,8 +329,15 @@ class RebuildTest(base.ServersTestCase):
         instance.save()
         with contextlib.suppress(client.OpenStackApiException):
             self.api.post_server_action(self.server['id'], {'reboot': {'type': 'HARD'}})
-        self._wait_for_state_change(self.server, 'ERROR')
-        self.assertIn('was not found', self.fault(self.server))
+        self._wait_for_server_parameter(
+            self.server, {'status': 'ACTIVE', 'OS-EXT-STS:task_state': None}
+        )
+        fault = objects.InstanceFault.get_latest_for_instance(
+            context.get_admin_context(), instance.uuid
+        )
+        self.assertIn('was not found', fault.message)
+        driver = self.computes['compute1'].driver
+        self.assertTrue(driver._host.get_guest(instance).is_active())
 
     def test_reboot_keeps_what_an_operator_has_changed(self) -> None:
         instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
