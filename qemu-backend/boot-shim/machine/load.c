@@ -7,13 +7,13 @@
 #include "machine/kernel.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/kexec.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "machine/firmware.h"
 #include "machine/stub.h"
 
 #define PAGE ((uint64_t)4096)
@@ -24,7 +24,6 @@
 #define AT_RSDP 0x70
 #define AT_EXT_RAMDISK 0xc0
 #define AT_EXT_CMDLINE 0xc8
-#define AT_EFI_SIGNATURE 0x1c0
 #define AT_E820_COUNT 0x1e8
 #define AT_SENTINEL 0x1ef
 #define AT_HEADER 0x1f1
@@ -42,7 +41,7 @@
 #define OPTIONS_PAGES 2
 
 struct plan {
-    unsigned char params[4096]; /* of this kernel, to be that of the next */
+    unsigned char params[PARAMS_SIZE]; /* of this kernel, to be that of the next */
     unsigned char stub[STUB_SIZE];
     struct kexec_segment segments[SEGMENTS_MAX];
     size_t count;
@@ -93,32 +92,22 @@ static uint64_t find_room(const struct plan *plan, uint64_t size, uint64_t low, 
     return best;
 }
 
-/* Where the kernel wants to be; else anywhere, as it can move itself. */
+/*
+ * Behind the shim's own kernel, as an emulator is slow where code is overwritten that it has
+ * translated; else where the kernel wants to be; else anywhere, as it can move itself.
+ */
 static uint64_t place_kernel(const struct plan *plan, const struct kernel *kernel)
 {
-    uint64_t room = round_up(kernel->room, PAGE), aligned = (uint64_t)2 << 20, address;
+    uint64_t room = round_up(kernel->room, PAGE), aligned = (uint64_t)2 << 20;
+    uint64_t behind = round_up(firmware_kernel_end(), aligned), address = 0;
 
-    address = find_room(plan, room, kernel->address, kernel->address + room);
+    if (behind >= kernel->address && behind < (uint64_t)1 << 31)
+        address = find_room(plan, room, behind, behind + room);
+    if (!address)
+        address = find_room(plan, room, kernel->address, kernel->address + room);
     if (!address)
         address = find_room(plan, room + aligned, (uint64_t)16 << 20, (uint64_t)1 << 32);
     return round_up(address, aligned);
-}
-
-static int read_params(struct plan *plan, struct failure *failure)
-{
-    int fd = open("/sys/kernel/boot_params/data", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, plan->params, sizeof plan->params);
-
-    if (fd >= 0)
-        close(fd);
-    if (n != (ssize_t)sizeof plan->params)
-        return fail_with(failure, -EIO, "the machine's boot parameters cannot be read: %s",
-                         strerror(errno));
-    if (memcmp(plan->params + AT_EFI_SIGNATURE, "EL", 2) == 0)
-        return fail_with(failure, -ENOTSUP,
-                         "the machine was started by EFI firmware: the boot "
-                         "shim goes on from BIOS only");
-    return 0;
 }
 
 static int no_memory(struct failure *failure)
@@ -151,7 +140,7 @@ static int load(struct plan *plan, const struct kernel *kernel, const struct pie
                 size_t count, const char *options, struct failure *failure)
 {
     uint64_t size = 0, low, address, at, at_params, at_options, high = kernel->initrd_max + 1;
-    int result = read_params(plan, failure);
+    int result = firmware_params(plan->params, failure);
 
     if (result)
         return result;
