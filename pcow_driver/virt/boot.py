@@ -12,8 +12,14 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 
 # 'quiet': what its kernel has to say is not of the guest. On a busy host an emulated timer is late,
-# and a kernel that checks it gives up. The rest is what this kernel need not do.
-SHIM_CMDLINE = 'console=ttyS0 quiet no_timer_check cryptomgr.notests ipv6.disable=1 init_on_alloc=0'
+# and a kernel that checks it gives up. The rest is what this kernel need not do, as it lives for a
+# second and runs one program: tests, memory for devices that it does not have, other processors
+# (the guest's kernel starts them), other page tables at each system call, rewriting itself for one
+# processor. An emulator copies slowly with "rep movsb", which is 'erms' (297).
+SHIM_CMDLINE = (
+    'console=ttyS0 quiet no_timer_check cryptomgr.notests ipv6.disable=1 init_on_alloc=0 '
+    'swiotlb=noforce nr_cpus=1 nopti noreplace-smp clearcpuid=297'
+)
 _PLACES = ('/usr/local/share', '/usr/share')
 
 
