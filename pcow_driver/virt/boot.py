@@ -15,10 +15,10 @@ from pcow_driver.common import tool
 # and a kernel that checks it gives up. The rest is what this kernel need not do, as it lives for a
 # second and runs one program: tests, memory for devices that it does not have, other processors
 # (the guest's kernel starts them), other page tables at each system call, rewriting itself for one
-# processor. An emulator copies slowly with "rep movsb", which is 'erms' (297).
+# processor.
 SHIM_CMDLINE = (
     'console=ttyS0 quiet no_timer_check cryptomgr.notests ipv6.disable=1 init_on_alloc=0 '
-    'swiotlb=noforce nr_cpus=1 nopti noreplace-smp clearcpuid=297'
+    'swiotlb=noforce nr_cpus=1 nopti noreplace-smp'
 )
 _PLACES = ('/usr/local/share', '/usr/share')
 
