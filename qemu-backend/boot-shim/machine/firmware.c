@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "machine/firmware.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -74,42 +72,4 @@ int firmware_params(unsigned char params[PARAMS_SIZE], struct failure *failure)
                          "shim goes on from BIOS only");
     read_screen(params);
     return 0;
-}
-
-uint64_t firmware_find_kernel(const char *iomem)
-{
-    uint64_t end = 0;
-
-    for (; *iomem; iomem += strcspn(iomem, "\n"), iomem += *iomem == '\n') {
-        static const char name[] = " : Kernel ";
-        const char *line = iomem + strspn(iomem, " ");
-        char *rest;
-        uint64_t last;
-
-        if (!isxdigit((unsigned char)*line))
-            continue;
-        strtoull(line, &rest, 16);
-        if (*rest != '-' || !isxdigit((unsigned char)rest[1]))
-            continue;
-        last = strtoull(rest + 1, &rest, 16);
-        if (strncmp(rest, name, sizeof name - 1) == 0 && last < UINT64_MAX && last + 1 > end)
-            end = last + 1;
-    }
-    return end;
-}
-
-uint64_t firmware_kernel_end(void)
-{
-    char text[32768];
-    int fd = open("/proc/iomem", O_RDONLY | O_CLOEXEC);
-    size_t length = 0;
-    ssize_t n;
-
-    if (fd < 0)
-        return 0;
-    while (length < sizeof text - 1 && (n = read(fd, text + length, sizeof text - 1 - length)) > 0)
-        length += (size_t)n;
-    close(fd);
-    text[length] = '\0';
-    return firmware_find_kernel(text);
 }

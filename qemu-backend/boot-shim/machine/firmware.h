@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What firmware has told of the machine, and what the shim's kernel made of it. */
+/* What firmware has told of the machine. */
 #ifndef SHIM_MACHINE_FIRMWARE_H
 #define SHIM_MACHINE_FIRMWARE_H
 
@@ -18,10 +18,5 @@ int firmware_params(unsigned char params[PARAMS_SIZE], struct failure *failure);
  */
 #define BIOS_DATA_SIZE 256
 void firmware_screen(unsigned char *params, const unsigned char bios_data[BIOS_DATA_SIZE]);
-
-/* The end of this kernel in physical memory; 0 if that is not known. */
-uint64_t firmware_kernel_end(void);
-/* The same from the text of /proc/iomem. */
-uint64_t firmware_find_kernel(const char *iomem);
 
 #endif

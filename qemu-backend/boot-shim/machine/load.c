@@ -93,18 +93,15 @@ static uint64_t find_room(const struct plan *plan, uint64_t size, uint64_t low, 
 }
 
 /*
- * Behind the shim's own kernel, as an emulator is slow where code is overwritten that it has
- * translated; else where the kernel wants to be; else anywhere, as it can move itself.
+ * Where the kernel wants to be; else anywhere, as it can move itself. Where it wants to be is the
+ * shim's kernel. That is well: to copy over code at once is the cheapest way to have an emulator
+ * forget what it has translated of it. Page by page, the guest's kernel would pay for that.
  */
 static uint64_t place_kernel(const struct plan *plan, const struct kernel *kernel)
 {
-    uint64_t room = round_up(kernel->room, PAGE), aligned = (uint64_t)2 << 20;
-    uint64_t behind = round_up(firmware_kernel_end(), aligned), address = 0;
+    uint64_t room = round_up(kernel->room, PAGE), aligned = (uint64_t)2 << 20, address;
 
-    if (behind >= kernel->address && behind < (uint64_t)1 << 31)
-        address = find_room(plan, room, behind, behind + room);
-    if (!address)
-        address = find_room(plan, room, kernel->address, kernel->address + room);
+    address = find_room(plan, room, kernel->address, kernel->address + room);
     if (!address)
         address = find_room(plan, room + aligned, (uint64_t)16 << 20, (uint64_t)1 << 32);
     return round_up(address, aligned);

@@ -110,30 +110,12 @@ static void screen(void **state)
     assert_memory_equal(params, nothing, sizeof params);
 }
 
-static void end_of_the_kernel(void **state)
-{
-    (void)state;
-    assert_int_equal(firmware_find_kernel("00001000-0009fbff : System RAM\n"
-                                          "00100000-1ffdefff : System RAM\n"
-                                          "  01000000-01e01b3f : Kernel code\n"
-                                          "  02a00000-02c45c3f : Kernel data\n"
-                                          "  0304e000-033fffff : Kernel bss\n"
-                                          "100000000-138dfffff : Persistent Memory\n"),
-                     0x3400000);
-    assert_int_equal(firmware_find_kernel(""), 0);
-    assert_int_equal(firmware_find_kernel("  01000000-\n  -01e01b3f : Kernel code\nx\n  1"), 0);
-    assert_int_equal(firmware_find_kernel("00000000-ffffffffffffffff : Kernel code"), 0);
-    assert_int_equal(firmware_find_kernel("00000000-00000000 : Kernel code"), 1);
-    assert_int_equal(firmware_find_kernel("01000000-01ffffff : Kernelcode"), 0);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stub_maps_what_the_boot_protocol_wants),
         cmocka_unit_test(stub_has_its_numbers),
         cmocka_unit_test(screen),
-        cmocka_unit_test(end_of_the_kernel),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
