@@ -34,7 +34,7 @@ struct shim {
     struct failure failure;
     char own[4096]; /* the shim's command line */
     const char *console[WORDS_MAX + 1];
-    const char *more[WORDS_MAX + 1];
+    const char *more[2];
     long timeout; /* milliseconds */
 };
 
@@ -55,7 +55,7 @@ static void mount_kernel_file_systems(void)
     mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
 }
 
-static void read_own_options(struct shim *shim, int argc, char **argv)
+static void read_own_options(struct shim *shim)
 {
     FILE *file = fopen("/proc/cmdline", "re");
     size_t count = 0;
@@ -75,8 +75,9 @@ static void read_own_options(struct shim *shim, int argc, char **argv)
     while ((word = strsep(&rest, " ")) && strcmp(word, "--") != 0)
         if (strncmp(word, "console=", 8) == 0 && count < WORDS_MAX)
             shim->console[count++] = word;
-    for (int i = 1; i < argc && i <= WORDS_MAX; i++)
-        shim->more[i - 1] = argv[i];
+    /* Not as this program's arguments: among those are words that the shim's kernel does not know. */
+    if (*options_behind(shim->own))
+        shim->more[0] = options_behind(shim->own);
 }
 
 static void load_drivers(struct shim *shim)
@@ -236,7 +237,7 @@ static int boot(struct shim *shim, long started)
     return kernel_start(&shim->failure);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
     struct shim *shim = calloc(1, sizeof *shim);
     long started = console_clock();
@@ -253,7 +254,7 @@ int main(int argc, char **argv)
     if (setjmp(shim->arena.out)) {
         result = fail_with(&shim->failure, -ENOMEM, "too little memory");
     } else {
-        read_own_options(shim, argc, argv);
+        read_own_options(shim);
         load_drivers(shim);
         result = find_configuration(shim);
         if (!result)

@@ -71,15 +71,19 @@ class BootShimTest(backend.QemuTestCase):
         backend.tool('pcow-img', 'convert', '-f', 'raw', '-O', 'pcow', namespace, self.image)
         namespace.unlink()
 
-    def start(self, more: str = '', ready: bytes = rb'pcow-ready\r?\n') -> linux_guest.LinuxGuest:
+    def start(
+        self, more: str = '', ready: bytes = rb'pcow-ready\r?\n', cpus: int = 1
+    ) -> linux_guest.LinuxGuest:
         return linux_guest.LinuxGuest(
             self.shim,
             self.directory,
             *backend.backend(self.image),
-            more=f'no_timer_check {more}',
+            # the console is named before that
+            more=f'{boot.SHIM_CMDLINE.removeprefix("console=ttyS0 quiet ")} {more}',
             memory=MEMORY,
             ready=ready,
             boot_seconds=BOOT_SECONDS,
+            cpus=cpus,
         )
 
     def stop(self, vm: linux_guest.LinuxGuest) -> None:
@@ -98,9 +102,12 @@ class BootShimTest(backend.QemuTestCase):
             self.assertEqual(0, status, text)
             self.assertIn(f'Found linux image: /boot/vmlinuz-{self.new}', text)
             self.stop(vm)
-        with self.start(more='-- pcow.word') as vm:
+        with self.start(more='-- pcow.word', cpus=2) as vm:
             self.assertEqual(self.new, vm.run('uname -r').strip())
+            # the shim has started one only
+            self.assertEqual('2', vm.run('nproc').strip())
             options = vm.run('cat /proc/cmdline').split()
+            self.assertNotIn('nopti', options)
             self.assertIn(f'root=UUID={debian_image.ROOT_UUID}', options)
             self.assertIn('pcow.word', options)
             entry = (

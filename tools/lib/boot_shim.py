@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boot shim: Debian's cloud kernel, and an initramfs with our two programs and a few modules.
+"""The boot shim: Debian's cloud kernel, unpacked, and an initramfs with our two programs and a few
+modules.
 
 python3 -m tools.lib.boot_shim PROGRAMS DIRECTORY: PROGRAMS has pcow-boot-shim and pcow-first-init;
 DIRECTORY gets kernel, initrd and version.
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 
+from tools.lib import boot_kernel
 from tools.lib.quickstart import apt
 from tools.lib.quickstart import cpio
 
@@ -25,6 +27,7 @@ _VERSION = '1'
 _MODULES = ('nfit', 'nd_pmem', 'virtio_pci', 'virtio_pmem', 'vfat', 'nls_cp437', 'nls_ascii')
 # Compressed, as only guests with such a file system wait for it. ext4 is in the kernel.
 _FILE_SYSTEMS = ('xfs', 'btrfs')
+_BLOCK = 64 << 10
 _NEEDED = ('nfit', 'nd_pmem', 'vfat', 'xfs')
 
 
@@ -114,7 +117,15 @@ def _write(path: Path, data: bytes) -> None:
     if path.exists() and path.read_bytes() == data:
         return
     part = path.with_name(f'.{path.name}.part')
-    part.write_bytes(data)
+    with part.open('wb') as file:
+        for at in range(0, len(data), _BLOCK):
+            block = data[at : at + _BLOCK]
+            # nearly half of a kernel is room between its parts
+            if block.count(0) == len(block):
+                file.seek(len(block), os.SEEK_CUR)
+            else:
+                file.write(block)
+        file.truncate(len(data))
     part.replace(path)
 
 
@@ -130,7 +141,7 @@ def build(programs: Path, target: Path) -> None:
             subprocess.run(['strip', '-o', stripped, programs / program], check=True)
             files[place] = stripped
         _write(target / 'initrd', cpio.archive(files))
-    _write(target / 'kernel', (kernel / 'vmlinuz').read_bytes())
+    _write(target / 'kernel', boot_kernel.unpack((kernel / 'vmlinuz').read_bytes()))
     _write(target / 'version', f'{name} {version}\n'.encode())
 
 

@@ -158,6 +158,17 @@ static void add_ours(struct arena *arena, struct text *text, const char *options
         add_word(text, *at, strlen(*at));
 }
 
+const char *options_behind(const char *options)
+{
+    const char *at = options, *word;
+    size_t length;
+
+    while ((word = next_word(&at, &length)))
+        if (is_end(word, length))
+            return at + strspn(at, " ");
+    return options + strlen(options);
+}
+
 char *options_make(struct arena *arena, const char *options, const struct additions *additions)
 {
     struct text text = {.arena = arena};

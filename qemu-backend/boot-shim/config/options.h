@@ -9,6 +9,8 @@
 const struct volume *options_root(const struct volumes *volumes, const char *options);
 /* The value of the last word NAME= before "--"; NULL if there is none. */
 char *options_value(struct arena *arena, const char *options, const char *name);
+/* What is behind the word "--"; "" if there is nothing. */
+const char *options_behind(const char *options);
 
 struct additions {
     const struct volume *root; /* NULL: not known */

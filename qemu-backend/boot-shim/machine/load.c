@@ -7,12 +7,14 @@
 #include "machine/kernel.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/kexec.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "machine/firmware.h"
+#include "machine/stub.h"
 
 #define PAGE ((uint64_t)4096)
 #define LOW_MIN ((uint64_t)1 << 20)
@@ -22,7 +24,6 @@
 #define AT_RSDP 0x70
 #define AT_EXT_RAMDISK 0xc0
 #define AT_EXT_CMDLINE 0xc8
-#define AT_EFI_SIGNATURE 0x1c0
 #define AT_E820_COUNT 0x1e8
 #define AT_SENTINEL 0x1ef
 #define AT_HEADER 0x1f1
@@ -35,65 +36,16 @@
 #define E820_MAX 128
 #define E820_RAM 1
 #define ENTRY_64 0x200
-/* One page each, one after the other. */
-#define STUB_PAGES 1
+/* One after the other, the stub first. */
 #define PARAMS_PAGES 1
 #define OPTIONS_PAGES 2
 
-/*
- * What runs first, in 64-bit mode and in memory that is mapped where it is: descriptors as the boot
- * protocol wants them, the zero page in %rsi, then the kernel. The numbers are filled in.
- */
-__asm__(".pushsection .rodata\n"
-        ".balign 8\n"
-        "stub_begin:\n"
-        "    lgdt stub_gdt_pointer(%rip)\n"
-        "    movl $0x18, %eax\n"
-        "    movl %eax, %ds\n"
-        "    movl %eax, %es\n"
-        "    movl %eax, %ss\n"
-        "    movl %eax, %fs\n"
-        "    movl %eax, %gs\n"
-        "    leaq stub_begin+4096(%rip), %rsp\n"
-        "    movq stub_params(%rip), %rsi\n"
-        "    movq stub_entry(%rip), %rax\n"
-        "    pushq $0x10\n"
-        "    pushq %rax\n"
-        "    xorl %ebx, %ebx\n"
-        "    lretq\n"
-        ".balign 8\n"
-        "stub_gdt:\n"
-        "    .quad 0, 0, 0x00af9a000000ffff, 0x00cf92000000ffff\n"
-        "    .word 0, 0, 0\n"
-        "stub_gdt_pointer:\n"
-        "    .word 31\n"
-        "    .quad 0\n"
-        ".balign 8\n"
-        "stub_params: .quad 0\n"
-        "stub_entry: .quad 0\n"
-        "stub_end:\n"
-        ".popsection\n");
-extern const unsigned char stub_begin[], stub_gdt[], stub_gdt_pointer[], stub_params[],
-    stub_entry[], stub_end[];
-
 struct plan {
-    unsigned char params[4096]; /* of this kernel, to be that of the next */
-    unsigned char stub[4096];
+    unsigned char params[PARAMS_SIZE]; /* of this kernel, to be that of the next */
+    unsigned char stub[STUB_SIZE];
     struct kexec_segment segments[SEGMENTS_MAX];
     size_t count;
 };
-
-static void put32(unsigned char *at, uint64_t value)
-{
-    for (unsigned i = 0; i < 4; i++)
-        at[i] = (unsigned char)(value >> (8 * i));
-}
-
-static void put64(unsigned char *at, uint64_t value)
-{
-    put32(at, value);
-    put32(at + 4, value >> 32);
-}
 
 static uint64_t get64(const unsigned char *at)
 {
@@ -140,7 +92,11 @@ static uint64_t find_room(const struct plan *plan, uint64_t size, uint64_t low, 
     return best;
 }
 
-/* Where the kernel wants to be; else anywhere, as it can move itself. */
+/*
+ * Where the kernel wants to be; else anywhere, as it can move itself. Where it wants to be is the
+ * shim's kernel. That is well: to copy over code at once is the cheapest way to have an emulator
+ * forget what it has translated of it. Page by page, the guest's kernel would pay for that.
+ */
 static uint64_t place_kernel(const struct plan *plan, const struct kernel *kernel)
 {
     uint64_t room = round_up(kernel->room, PAGE), aligned = (uint64_t)2 << 20, address;
@@ -149,23 +105,6 @@ static uint64_t place_kernel(const struct plan *plan, const struct kernel *kerne
     if (!address)
         address = find_room(plan, room + aligned, (uint64_t)16 << 20, (uint64_t)1 << 32);
     return round_up(address, aligned);
-}
-
-static int read_params(struct plan *plan, struct failure *failure)
-{
-    int fd = open("/sys/kernel/boot_params/data", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, plan->params, sizeof plan->params);
-
-    if (fd >= 0)
-        close(fd);
-    if (n != (ssize_t)sizeof plan->params)
-        return fail_with(failure, -EIO, "the machine's boot parameters cannot be read: %s",
-                         strerror(errno));
-    if (memcmp(plan->params + AT_EFI_SIGNATURE, "EL", 2) == 0)
-        return fail_with(failure, -ENOTSUP,
-                         "the machine was started by EFI firmware: the boot "
-                         "shim goes on from BIOS only");
-    return 0;
 }
 
 static int no_memory(struct failure *failure)
@@ -194,20 +133,11 @@ static void fill_params(struct plan *plan, const struct kernel *kernel, uint64_t
     put32(params + AT_EXT_CMDLINE, 0);
 }
 
-static void fill_stub(struct plan *plan, uint64_t address, uint64_t params, uint64_t entry)
-{
-    memcpy(plan->stub, stub_begin, (size_t)(stub_end - stub_begin));
-    put64(plan->stub + (stub_gdt_pointer - stub_begin) + 2,
-          address + (uint64_t)(stub_gdt - stub_begin));
-    put64(plan->stub + (stub_params - stub_begin), params);
-    put64(plan->stub + (stub_entry - stub_begin), entry);
-}
-
 static int load(struct plan *plan, const struct kernel *kernel, const struct piece *initrd,
                 size_t count, const char *options, struct failure *failure)
 {
-    uint64_t size = 0, low, address, at, high = kernel->initrd_max + 1;
-    int result = read_params(plan, failure);
+    uint64_t size = 0, low, address, at, at_params, at_options, high = kernel->initrd_max + 1;
+    int result = firmware_params(plan->params, failure);
 
     if (result)
         return result;
@@ -220,18 +150,20 @@ static int load(struct plan *plan, const struct kernel *kernel, const struct pie
     if (count + 4 > SEGMENTS_MAX)
         return fail_with(failure, -E2BIG, "the entry has too many initrds");
     address = place_kernel(plan, kernel);
-    low = find_room(plan, (STUB_PAGES + PARAMS_PAGES + OPTIONS_PAGES) * PAGE, LOW_MIN, address);
+    low = find_room(plan, STUB_SIZE + (PARAMS_PAGES + OPTIONS_PAGES) * PAGE, LOW_MIN, address);
     at = size ? find_room(plan, size, address + round_up(kernel->room, PAGE), high) : 0;
     /* A kernel at the end of memory has room below it only. */
     if (size && !at && low)
         at = find_room(plan, size, LOW_MIN, low);
     if (!address || !low || (size && !at))
         return no_memory(failure);
-    fill_params(plan, kernel, low + 2 * PAGE, at, size);
-    fill_stub(plan, low, low + PAGE, address + ENTRY_64);
+    at_params = low + STUB_SIZE;
+    at_options = at_params + PARAMS_PAGES * PAGE;
+    fill_params(plan, kernel, at_options, at, size);
+    stub_make(plan->stub, low, at_params, address + ENTRY_64);
     add(plan, plan->stub, sizeof plan->stub, low);
-    add(plan, plan->params, sizeof plan->params, low + PAGE);
-    add(plan, options, strlen(options) + 1, low + 2 * PAGE);
+    add(plan, plan->params, sizeof plan->params, at_params);
+    add(plan, options, strlen(options) + 1, at_options);
     add(plan, (const char *)kernel->file.data + kernel->setup_size,
         kernel->file.size - kernel->setup_size, address);
     for (size_t i = 0; i < count; i++) {

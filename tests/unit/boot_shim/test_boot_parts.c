@@ -298,9 +298,21 @@ static void partitions(void **state)
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, place_setup, place_teardown)
 
+static void words_for_the_guest(void **state)
+{
+    (void)state;
+    assert_string_equal(options_behind("console=ttyS0 nopti --  a=b c=\"d e\" f"),
+                        "a=b c=\"d e\" f");
+    assert_string_equal(options_behind("a=\"b -- c\" -- -- d"), "-- d");
+    assert_string_equal(options_behind("quiet nopti"), "");
+    assert_string_equal(options_behind("quiet --"), "");
+    assert_string_equal(options_behind(""), "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(words_for_the_guest),
         cmocka_unit_test(versions),    CASE(environment_blocks),
         CASE(command_lines),           CASE(roots),
         CASE(modules_of_the_guest),    CASE(compressed_modules),

@@ -84,7 +84,7 @@ class DispatchTest(base.TestCase):
 
     def test_every_benchmark_has_its_parts(self) -> None:
         known = bench.benchmarks()
-        self.assertTrue({'datapath', 'guest', 'soak'} <= set(known))
+        self.assertTrue({'boot', 'datapath', 'guest', 'soak'} <= set(known))
         for module in known.values():
             self.assertTrue(module.HELP)
             for name in ('add_arguments', 'run', 'tables', 'plots'):
@@ -152,10 +152,29 @@ class DispatchTest(base.TestCase):
         for arguments, message in (
             (('soak', '--minutes=0'), '--minutes 0'),
             (('guest', '--rounds=0'), '--rounds 0'),
+            (('boot', '--rounds=0'), '--rounds 0'),
         ):
             code, _out, err = self.bench(*arguments)
             self.assertEqual(1, code)
             self.assertIn(message, err)
+
+
+class BootFiguresTest(testtools.TestCase):
+    def test_what_a_way_takes_more(self) -> None:
+        rows = [
+            {
+                'name': name,
+                'clock': clock,
+                'processor': clock / 2,
+                'turns': [{'clock': clock, 'processor': clock / 2}],
+            }
+            for name, clock in (('direct', 4.0), ('shim', 5.0))
+        ]
+        shown = bench.benchmarks()['boot'].tables(
+            {'rows': rows, 'accelerator': 'TCG', 'cpus': 1, 'rounds': 1, 'load': 0.5}
+        )[0]
+        self.assertEqual(('shim', '2.50 s (2.50 to 2.50)', '0.50 s', '1.25'), shown.rows[1][:4])
+        self.assertEqual(('5.00 s (5.00 to 5.00)', '1.00 s', '1.25'), shown.rows[1][4:])
 
 
 class GuestFiguresTest(testtools.TestCase):
