@@ -126,6 +126,7 @@ def _write(path: Path, data: bytes) -> None:
             else:
                 file.write(block)
         file.truncate(len(data))
+    part.chmod(0o644)  # whatever the umask is: QEMU's user reads it
     part.replace(path)
 
 
@@ -135,6 +136,7 @@ def build(programs: Path, target: Path) -> None:
     kernel = _kernel(name, version)
     files = {f'modules/{path.name}': path for path in (kernel / 'modules').iterdir()}
     target.mkdir(parents=True, exist_ok=True)
+    target.chmod(0o755)
     with tempfile.TemporaryDirectory(dir=target, prefix='.part-') as directory:
         for program, place in (('pcow-boot-shim', 'init'), ('pcow-first-init', 'first-init')):
             stripped = Path(directory, place)
