@@ -17,7 +17,9 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 import oslo_messaging
 
+from nova_pcow import config
 from nova_pcow import migration as migration_module
+from nova_pcow import shared
 from nova_pcow import snapshot_driver
 from nova_pcow import storage
 
@@ -35,17 +37,18 @@ class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         """
         directory = libvirt_utils.get_instance_path(instance)
         # super() renames it, and makes a new one only if it is shared
-        shared = os.path.isdir(directory)
+        is_shared = os.path.isdir(directory)
         try:
             if dest is None:
                 migration_module.mark(instance.uuid, instance.migration_context.migration_id)
                 return disk_info
             return migration_module.pack(
-                disk_info, migration_module.send(instance.uuid, directory, None if shared else dest)
+                disk_info,
+                migration_module.send(instance.uuid, directory, None if is_shared else dest),
             )
         except Exception:
             self._cleanup_remote_migration(
-                dest, directory, directory + '_resize', shared or dest is None
+                dest, directory, directory + '_resize', is_shared or dest is None
             )
             raise
 
@@ -69,19 +72,21 @@ class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
     def _destination_sees_pool(self, context: Any, instance: Any) -> bool:
         """Whether the images of a server that changes its host can stay where they are.
 
-        :raises ServerStorageError: that host does not say
+        :raises ServerStorageError: that host does not say, or has not what the server boots by
         """
         host = self._migration(context, instance).dest_compute
         data = self.check_instance_shared_storage_local(context, instance)
+        asked = shared.needing_shim(data) if config.shim_files(instance)[0] else data
         try:
             return bool(
                 rpcapi.ComputeAPI().check_instance_shared_storage(
-                    context, data, instance=instance, host=host
+                    context, asked, instance=instance, host=host
                 )
             )
         except (nova_exception.NovaException, oslo_messaging.MessagingException) as e:
+            said = str(e).partition('\n')[0]  # then comes the traceback of the other host
             raise storage.ServerStorageError(
-                reason=(f'whether {host} sees the pool of the server cannot be told: {e}')
+                reason=f'whether {host} sees the pool of the server cannot be told: {said}'
             ) from e
         finally:
             self.check_instance_shared_storage_cleanup(context, data)

@@ -21,6 +21,7 @@ from nova_pcow import inventory
 from nova_pcow import shared
 from nova_pcow import storage
 from pcow_driver.common import conf
+from pcow_driver.common import exception
 from pcow_driver.images import image
 from pcow_driver.images import image_locks
 from pcow_driver.pools import registry
@@ -179,6 +180,12 @@ class SharedTest(base.ServersTestCase):
         self.assertTrue(shared.sees(data))
         os.unlink(data['filename'])
         self.assertFalse(shared.sees(data))
+
+    def test_host_without_the_boot_shim_that_the_server_needs(self) -> None:
+        data = shared.needing_shim(shared.begin(self.pool))
+        self.assertTrue(shared.sees(data))
+        (self.shim / 'initrd').unlink()
+        self.assertRaises(exception.BootShimMissing, shared.sees, data)
 
     def test_running_elsewhere(self) -> None:
         """Whatever Nova thinks: the lock tells."""
