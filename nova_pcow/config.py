@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from lxml import etree
+from nova import exception as nova_exception
 from nova import objects
 from nova.objects import fields
 from nova.virt import hardware
@@ -13,6 +14,7 @@ from nova.virt.libvirt import config as vconfig
 
 from nova_pcow import conf
 from nova_pcow import flavor as flavor_module
+from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.virt import boot
@@ -104,13 +106,18 @@ def check_firmware(flavor: Any, image_meta: Any, *, has_kernel: bool) -> None:
 
     :param has_kernel: beside its image; firmware may verify that
     :raises FirmwareNeeded:
+    :raises ServerImpossible: flavor and image contradict each other
     """
-    secure_boot = hardware.get_secure_boot_constraint(flavor, image_meta)
+    try:
+        secure_boot = hardware.get_secure_boot_constraint(flavor, image_meta)
+        encryption = hardware.get_mem_encryption_constraint(flavor, image_meta)
+    except nova_exception.NovaException as e:  # flavor and image want different things
+        raise storage.ServerImpossible(reason=str(e)) from e
     if secure_boot == fields.SecureBoot.REQUIRED and not has_kernel:
         raise FirmwareNeeded(
             what='secure boot', reason='no firmware verifies what it boots', option='os_secure_boot'
         )
-    if hardware.get_mem_encryption_constraint(flavor, image_meta) is not None:
+    if encryption is not None:
         raise FirmwareNeeded(
             what='memory encryption',
             reason='the host sees what is in it',

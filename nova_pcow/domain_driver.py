@@ -171,13 +171,14 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
             ):
                 # no host was found for the rebuild: the root is the old one
                 rebuild_module.put_back_image(context, instance)
+            with errors.internal():
+                self._emulator.path()
+                config.shim_files(instance)
             with contextlib.suppress(nova_exception.InstanceNotFound):
                 snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
             if instance.vm_state not in (vm_states.RESIZED, vm_states.ERROR):
                 migration_module.forget(instance.uuid, self._domain(instance))
             with errors.internal():
-                self._emulator.path()
-                config.shim_files(instance)
                 self._receive(context, instance)
         super()._hard_reboot(
             context, instance, network_info, share_info, block_device_info, accel_info

@@ -285,7 +285,7 @@ def _create(pool: pool_module.Pool, name: str, size: int, base: str | None) -> N
         if base is None:
             image.create(part, size)
         else:
-            pool.check_sound(base)
+            # the very file that the server stands on, and goes on with, whatever a scrub says of it
             image.create_overlay(part, pool.existing_path(base), size=size)
         image.mark_arriving(part)
         staging.publish(part, pool.image_path(name))

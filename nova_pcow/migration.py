@@ -28,6 +28,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.health import scrub
 from pcow_driver.images import image
+from pcow_driver.images import model
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import provisioned
@@ -357,13 +358,13 @@ def _provide_base(
 
 def _copy_template(
     pool: pool_module.Pool, name: str, path: str, source_host: str, part: str, staged: str
-) -> str | None:
-    """Twice if its data are not what their checksums say, which was on the way.
+) -> model.CheckResult:
+    """Once more if it arrives damaged, which was on the way then.
 
-    :returns: what is damaged also then, and was before; a server runs on it, and is not stopped for
-        that
+    :returns: what a check says of it. What is damaged of its data also then was damaged before: a
+        server runs on it, and is not stopped for that
+    :raises ServerStorageError: its metadata are damaged
     """
-    damage = None
     for _try in range(2):
         if os.path.lexists(staged):
             os.unlink(staged)
@@ -371,11 +372,22 @@ def _copy_template(
         with pool.lock():
             staging.reserve(pool, name, fixed=os.stat(part).st_blocks * 512)
         _copy(part, staged, sparse=True)
-        damage = image.check_data(staged).damage
+        try:
+            found = image.check_data(staged)
+            damage, usable = found.damage, found.data_checked
+        except exception.ToolFailed as e:
+            damage, usable = str(e), False
         if damage is None:
-            return None
+            return found
         LOG.warning('What has come of %s from %s is damaged: %s', path, source_host, damage)
-    return damage
+    if not usable:
+        raise storage.ServerStorageError(
+            reason=(
+                f'the metadata of {path} on {source_host} are damaged ({damage}): repair it there '
+                '(pcow-img check), then migrate again, or hard reboot the server where it arrived'
+            )
+        )
+    return found
 
 
 def copy_base(
@@ -390,19 +402,19 @@ def copy_base(
     part = os.path.join(directory, os.path.basename(path))
     try:
         with staging.building(pool, name) as staged:
-            damage = _copy_template(pool, name, path, source_host, part, staged)
+            found = _copy_template(pool, name, path, source_host, part, staged)
+            if found.damage is not None:
+                LOG.error(
+                    '%s is damaged on %s, and so is the copy of it: %s. Servers on it go on as '
+                    'they did; nothing new is made on it',
+                    path,
+                    source_host,
+                    found.damage,
+                )
+                scrub.keep(pool, name, staged, found)  # before anybody finds it
             with pool.lock():
                 staging.finish(pool, name, staged)
         template_module.protect(pool, pool.image_path(name))
-        if damage is not None:
-            LOG.error(
-                '%s is damaged on %s, and so is the copy of it: %s. Servers on it go on as they '
-                'did; nothing new is made on it',
-                path,
-                source_host,
-                damage,
-            )
-            scrub.look(pool, name)
     except exception.ImageExists:
         pass  # another migration brought it
     finally:

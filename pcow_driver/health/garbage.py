@@ -219,6 +219,16 @@ def _snapshots(pool: pool_module.Pool, items: list[pool_module.ListedImage]) -> 
             LOG.debug('%s is marked as deleted and not looked at: %s', path, e)
 
 
+def _why_repairing(pool: pool_module.Pool, path: str) -> str | None:
+    """The repair that has made this file may be under way, and name it at its end."""
+    for found, image_name in pool.rescue_files():
+        if found == path:
+            with contextlib.suppress(FileNotFoundError):
+                if image_locks.is_in_use(os.path.join(pool.path, image_name), writers_only=False):
+                    return f'{image_name} is in use, and may be in repair'
+    return _why_young(path)
+
+
 def look_again(pool: pool_module.Pool, finding: Finding) -> None:
     """Find out whether what was found is needed by now; nothing is changed.
 
@@ -231,7 +241,7 @@ def look_again(pool: pool_module.Pool, finding: Finding) -> None:
     elif finding.kind is Kind.UNFINISHED:
         reason = _why_in_the_making(pool, finding.path)
     elif finding.kind is Kind.RESCUE:
-        reason = _why_young(finding.path)  # the repair may be under way
+        reason = _why_repairing(pool, finding.path)
     if reason is not None:
         raise exception.ImageInUse(path=finding.path, reason=reason)
 

@@ -15,6 +15,7 @@ from oslo_log import log as logging
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.images import image
+from pcow_driver.images import model
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import scrubs
 
@@ -47,9 +48,13 @@ def _compare(path: str, rate: int, *, sealed: bool) -> scrubs.Result:
         found = image.check_data(path, rate=rate, force_share=not sealed)
     except (exception.ToolFailed, exception.ToolOutputInvalid) as e:
         return scrubs.Result(inode, checked, problem=str(e))
-    findings = [one.message for one in found.findings if one.kind == 'corruption']
     if not found.data_checked and not sealed:
         return scrubs.Result(inode, checked, problem='it is in use, or its metadata is damaged')
+    return _result(inode, checked, found)
+
+
+def _result(inode: int, checked: str, found: model.CheckResult) -> scrubs.Result:
+    findings = [one.message for one in found.findings if one.kind == 'corruption']
     return scrubs.Result(
         inode,
         checked,
@@ -61,13 +66,12 @@ def _compare(path: str, rate: int, *, sealed: bool) -> scrubs.Result:
     )
 
 
-def look(pool: pool_module.Pool, name: str) -> scrubs.Result:
-    """At one template, and keep what is found as that of a scrub.
+def keep(pool: pool_module.Pool, name: str, path: str, found: model.CheckResult) -> None:
+    """What a check has found of a template that is about to get this name.
 
     :raises StateInvalid: it cannot be kept
     """
-    result = _compare(pool.existing_path(name), 0, sealed=True)
-    return scrubs.put(pool.uuid, name, result).images[name]
+    scrubs.put(pool.uuid, name, _result(os.stat(path).st_ino, _now(), found))
 
 
 def _is_done(known: scrubs.Scrub, item: pool_module.ListedImage) -> bool:
@@ -107,7 +111,12 @@ def scrub(
             LOG.error('%s is damaged: %s', item.path, '; '.join(result.findings))
         tell(item.name, result)
     with scrubs.changing(pool.uuid) as known:
-        left = {name: one for name, one in known.images.items() if name in names}
+        # and what a migration has brought meanwhile
+        left = {
+            name: one
+            for name, one in known.images.items()
+            if name in names or one.checked >= known.begun
+        }
         known = dataclasses.replace(known, ended=_now(), images=left)
         scrubs.write(pool.uuid, known)
     return known

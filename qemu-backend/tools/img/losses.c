@@ -144,8 +144,9 @@ void losses_print(const char *path, const struct loss_list *list,
     char text[128];
 
     if (list->left_out) {
-        printf("Loss: %" PRIu64 " more ranges; pcow-img rescue lists what a repair has kept\n",
-               list->left_out);
+        printf("Loss: %" PRIu64 " more ranges; %s\n", list->left_out,
+               repaired ? "pcow-img rescue lists what was kept of all"
+                        : "a repair keeps what it can of all, for pcow-img rescue");
     }
     if (result->losses == 0) {
         return;
