@@ -14,11 +14,10 @@ from pcow_driver.common import tool
 # 'quiet': what its kernel has to say is not of the guest. On a busy host an emulated timer is late,
 # and a kernel that checks it gives up. The rest is what this kernel need not do, as it lives for a
 # second and runs one program: tests, memory for devices that it does not have, other processors
-# (the guest's kernel starts them), other page tables at each system call, rewriting itself for one
-# processor.
+# (the guest's kernel starts them), rewriting itself for one processor.
 SHIM_CMDLINE = (
     'console=ttyS0 quiet no_timer_check cryptomgr.notests ipv6.disable=1 init_on_alloc=0 '
-    'swiotlb=noforce nr_cpus=1 nopti noreplace-smp'
+    'swiotlb=noforce nr_cpus=1 noreplace-smp'
 )
 # What a guest of less RAM has is all below 4 GiB: where QEMU's q35 parts it, which is the first.
 _BELOW_4_GIB = 0xB0000000

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boot shim: Debian's cloud kernel, unpacked, and an initramfs with our two programs and a few
-modules.
+"""The boot shim: Debian's cloud kernel, and an initramfs with our two programs and a few modules.
 
 python3 -m tools.lib.boot_shim PROGRAMS DIRECTORY: PROGRAMS has pcow-boot-shim and pcow-first-init;
 DIRECTORY gets kernel, initrd and version.
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 
-from tools.lib import boot_kernel
 from tools.lib.quickstart import apt
 from tools.lib.quickstart import cpio
 
@@ -27,7 +25,6 @@ _VERSION = '1'
 _MODULES = ('nfit', 'nd_pmem', 'virtio_pci', 'virtio_pmem', 'vfat', 'nls_cp437', 'nls_ascii')
 # Compressed, as only guests with such a file system wait for it. ext4 is in the kernel.
 _FILE_SYSTEMS = ('xfs', 'btrfs')
-_BLOCK = 64 << 10
 _NEEDED = ('nfit', 'nd_pmem', 'vfat', 'xfs')
 
 
@@ -112,22 +109,18 @@ def _kernel(name: str, version: str) -> Path:
     return entry
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file at once: a guest may be starting from it."""
-    if path.exists() and path.read_bytes() == data:
-        return
-    part = path.with_name(f'.{path.name}.part')
-    with part.open('wb') as file:
-        for at in range(0, len(data), _BLOCK):
-            block = data[at : at + _BLOCK]
-            # nearly half of a kernel is room between its parts
-            if block.count(0) == len(block):
-                file.seek(len(block), os.SEEK_CUR)
-            else:
-                file.write(block)
-        file.truncate(len(data))
-    part.chmod(0o644)  # whatever the umask is: QEMU's user reads it
-    part.replace(path)
+def _write(directory: Path, contents: dict[str, bytes]) -> None:
+    """Replace files at once, whatever the umask is: a guest may be starting from them, as QEMU's
+    user.
+    """
+    directory.chmod(0o755)
+    parts = {}
+    for name, data in contents.items():
+        parts[name] = directory / f'.{name}.part'
+        parts[name].write_bytes(data)
+        parts[name].chmod(0o644)
+    for name, part in parts.items():
+        part.replace(directory / name)
 
 
 def build(programs: Path, target: Path) -> None:
@@ -136,15 +129,18 @@ def build(programs: Path, target: Path) -> None:
     kernel = _kernel(name, version)
     files = {f'modules/{path.name}': path for path in (kernel / 'modules').iterdir()}
     target.mkdir(parents=True, exist_ok=True)
-    target.chmod(0o755)
     with tempfile.TemporaryDirectory(dir=target, prefix='.part-') as directory:
         for program, place in (('pcow-boot-shim', 'init'), ('pcow-first-init', 'first-init')):
             stripped = Path(directory, place)
             subprocess.run(['strip', '-o', stripped, programs / program], check=True)
             files[place] = stripped
-        _write(target / 'initrd', cpio.archive(files))
-    _write(target / 'kernel', boot_kernel.unpack((kernel / 'vmlinuz').read_bytes()))
-    _write(target / 'version', f'{name} {version}\n'.encode())
+        initrd = cpio.archive(files)
+    contents = {
+        'initrd': initrd,
+        'kernel': (kernel / 'vmlinuz').read_bytes(),
+        'version': f'{name} {version}\n'.encode(),
+    }
+    _write(target, contents)
 
 
 if __name__ == '__main__':

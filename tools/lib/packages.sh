@@ -2,7 +2,7 @@
 # Sourced: Debian packages that a step needs. Installs only what is missing.
 
 # For libpcow, its tools and QEMU.
-packages_build=(build-essential ccache pkg-config ninja-build git ca-certificates xz-utils lz4 zstd dpkg-dev flex bison
+packages_build=(build-essential ccache pkg-config ninja-build git ca-certificates xz-utils dpkg-dev flex bison
     python3 python3-venv python3-dev
     libglib2.0-dev libpixman-1-dev zlib1g-dev liblzma-dev libzstd-dev libfdt-dev libseccomp-dev libslirp-dev libnuma-dev
     liburing-dev libaio-dev libjson-c-dev libnbd-dev nbdkit-plugin-dev libcmocka-dev libvirt-dev libxxhash-dev)

@@ -8,9 +8,11 @@
 
 #include <errno.h>
 #include <linux/kexec.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "machine/firmware.h"
@@ -133,6 +135,16 @@ static void fill_params(struct plan *plan, const struct kernel *kernel, uint64_t
     put32(params + AT_EXT_CMDLINE, 0);
 }
 
+static bool is_too_large(const struct plan *plan)
+{
+    struct sysinfo info;
+    uint64_t size = 0;
+
+    for (size_t i = 0; i < plan->count; i++)
+        size += plan->segments[i].memsz;
+    return sysinfo(&info) == 0 && size > (uint64_t)info.totalram * info.mem_unit / 2;
+}
+
 static int load(struct plan *plan, const struct kernel *kernel, const struct piece *initrd,
                 size_t count, const char *options, struct failure *failure)
 {
@@ -172,7 +184,8 @@ static int load(struct plan *plan, const struct kernel *kernel, const struct pie
     }
     if (syscall(SYS_kexec_load, low, plan->count, plan->segments, KEXEC_ARCH_DEFAULT) == 0)
         return 0;
-    if (errno == ENOMEM || errno == EADDRNOTAVAIL)
+    /* EINVAL: more than half of the memory, of which the kernel keeps as much for the copy. */
+    if (errno == ENOMEM || errno == EADDRNOTAVAIL || (errno == EINVAL && is_too_large(plan)))
         return no_memory(failure);
     return fail_with(failure, -errno, "the kernel %s cannot be loaded: %s", kernel->release,
                      strerror(errno));

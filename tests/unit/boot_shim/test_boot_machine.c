@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "machine/firmware.h"
 #include "machine/stub.h"
 
 #define ADDRESS 0xff4000u
@@ -71,51 +70,11 @@ static void stub_has_its_numbers(void **state)
     free(stub);
 }
 
-static void screen(void **state)
-{
-    unsigned char params[PARAMS_SIZE] = {0}, nothing[PARAMS_SIZE] = {0};
-    unsigned char bios[BIOS_DATA_SIZE] = {0};
-
-    (void)state;
-    /* no display */
-    firmware_screen(params, bios);
-    assert_memory_equal(params, nothing, sizeof params);
-    bios[0x49] = 3;
-    bios[0x4a] = 80;
-    bios[0x50] = 7;
-    bios[0x51] = 24;
-    bios[0x84] = 24;
-    bios[0x85] = 16;
-    firmware_screen(params, bios);
-    assert_int_equal(params[0x00], 7);
-    assert_int_equal(params[0x01], 24);
-    assert_int_equal(params[0x06], 3);
-    assert_int_equal(params[0x07], 80);
-    assert_int_equal(params[0x0e], 25);
-    assert_int_equal(params[0x0f], 1);
-    assert_int_equal(params[0x10], 16);
-    /* who was told by firmware knows better */
-    bios[0x4a] = 132;
-    firmware_screen(params, bios);
-    assert_int_equal(params[0x07], 80);
-    /* graphics */
-    memset(params, 0, sizeof params);
-    bios[0x49] = 0x12;
-    firmware_screen(params, bios);
-    assert_memory_equal(params, nothing, sizeof params);
-    /* a page that there is not */
-    memset(bios, 0xff, sizeof bios);
-    bios[0x49] = 3;
-    firmware_screen(params, bios);
-    assert_memory_equal(params, nothing, sizeof params);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stub_maps_what_the_boot_protocol_wants),
         cmocka_unit_test(stub_has_its_numbers),
-        cmocka_unit_test(screen),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,6 +13,7 @@ import dataclasses
 import os
 from pathlib import Path
 import select
+import signal
 import statistics
 import subprocess
 import time
@@ -139,7 +140,7 @@ def _boot(way: Way, image: Path, options: argparse.Namespace) -> dict[str, float
     try:
         clock = _wait(output, started)
     finally:
-        process.kill()
+        os.kill(process.pid, signal.SIGKILL)  # nobody has waited for it: kill() would
         _pid, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         os.close(output)
