@@ -159,12 +159,12 @@ static int note_copied(struct copies *copies, struct copied copied)
 
 /*
  * A page that the kernel could not write counts as written from then on, see store_again.c: no sync
- * would put it on the medium before it gets its checksum. It may have been another process's, which
- * was told: nobody tells this one.
+ * would put it on the medium before it gets its checksum.
  */
 static bool may_be_lost(const struct file *file)
 {
-    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE;
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
+           && failures_count(&file->persist.failures);
 }
 
 static int copy_page(struct file *file, uint64_t group, unsigned page, struct copies *copies)
