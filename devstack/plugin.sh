@@ -17,6 +17,7 @@ function install_pcow {
     for program in pcow-img pcow-io qemu-system-x86_64; do
         sudo install "$PCOW_DIR/build/bin/$program" "$PCOW_PREFIX/bin/$program"
     done
+    sudo install -D -m 644 -t "$PCOW_PREFIX/share/pcow-boot-shim" "$PCOW_DIR"/build/share/pcow-boot-shim/*
     # where nbdkit itself looks for plugins
     sudo install "$PCOW_DIR/build/bin/nbdkit-pcow-plugin.so" "$(nbdkit --dump-config | sed -n 's/^plugindir=//p')/"
     setup_install "$PCOW_DIR"
@@ -28,6 +29,7 @@ function configure_pcow_options {
     iniset "$1" pcow conversion_dir "$DATA_DIR/pcow-conversion"
     iniset "$1" pcow pcow_img "$PCOW_PREFIX/bin/pcow-img"
     iniset "$1" pcow emulator "$PCOW_PREFIX/bin/qemu-system-x86_64"
+    iniset "$1" pcow boot_shim "$PCOW_PREFIX/share/pcow-boot-shim"
 }
 
 function configure_pcow {

@@ -411,7 +411,10 @@ def copy_base(
                     source_host,
                     found.damage,
                 )
-                scrub.keep(pool, name, staged, found)  # before anybody finds it
+                try:
+                    scrub.keep(pool, name, staged, found)  # before anybody finds it
+                except exception.StateInvalid as e:  # root's, so that no service can forge it
+                    LOG.warning('That is not kept until a scrub finds it: %s', e)
             with pool.lock():
                 staging.finish(pool, name, staged)
         template_module.protect(pool, pool.image_path(name))
