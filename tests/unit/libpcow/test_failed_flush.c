@@ -38,8 +38,8 @@ struct kernel {
     _Atomic bool is_beside;
     pthread_t beside;
     sem_t waiting, go_on;
-    uint64_t watched;                      /* a page: how often it is written as a whole */
-    unsigned writes;
+    _Atomic uint64_t watched;              /* a page: how often it is written as a whole */
+    _Atomic unsigned writes;
 };
 
 static struct kernel kernel;
