@@ -71,7 +71,7 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
         return;
     switch (job_after(map, guest_slab, copied, comes_back)) {
     case POLICY_JOB_WHOLE:
-        __atomic_store_n(&slab->queued, 1, __ATOMIC_RELAXED);
+        slab_set_queued(slab, true);
         /* fall through */
     case POLICY_JOB_SLAB:
         enqueue(ahead, guest_slab);
@@ -129,7 +129,7 @@ static void forget_queued(struct pcow_map *map)
             continue;
         turnstile_take(map);
         chain_claim(map->image->chain, v);
-        __atomic_store_n(&map->slabs[v].queued, 0, __ATOMIC_RELAXED);
+        slab_set_queued(&map->slabs[v], false);
         chain_release(map->image->chain, v);
         turnstile_release(map);
     }

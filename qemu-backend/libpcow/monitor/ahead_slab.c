@@ -148,7 +148,7 @@ void ahead_complete_pages(struct pcow_map *map, uint64_t guest_slab)
         }
         /* Another trap may ask for it again, when there is space. */
         if (ret)
-            slab->queued = 0;
+            slab_set_queued(slab, false);
         chain_release(map->image->chain, guest_slab);
         turnstile_release(map);
     }

@@ -73,7 +73,7 @@ int monitor_freeze(struct pcow_map *map, struct pcow_error *error)
         if (map->slabs[v].faults)
             layout_recount(map, v);
         map->slabs[v].faults = 0;
-        map->slabs[v].queued = 0;
+        slab_set_queued(&map->slabs[v], false);
         if (slab_is_kept(&map->slabs[v].status))
             slab_keeper(map, v)->freeze(map, v);
         slab_freeze_stale(&map->slabs[v].status);

@@ -87,7 +87,8 @@ int layout_map_changed(struct pcow_map *map, const struct layout_lists *lists)
         struct slab_map *slab = &map->slabs[v];
         unsigned pieces;
 
-        slab->faults = slab->recent = slab->queued = slab->grown = 0;
+        slab->faults = slab->recent = slab->grown = 0;
+        slab_set_queued(slab, false);
         slab->run_end = slab->run = 0;
         if (layout_is_as_noted(map, lists, v))
             continue;

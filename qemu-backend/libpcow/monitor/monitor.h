@@ -69,7 +69,7 @@ struct slab_map {
     uint16_t pieces;                   /* upper bound of the memory mappings in this slab */
     uint8_t faults;                    /* traps so far, to judge how hot it is (saturates) */
     uint8_t recent;                    /* there was a trap since the thread last looked */
-    uint8_t queued;                    /* the thread is asked to copy the rest */
+    uint8_t queued;                    /* the thread is asked to copy the rest; see below */
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
     /* the window of the last trap: page after it, pages; to notice a sequence */
     uint16_t run_end, run;
@@ -84,6 +84,12 @@ struct slab_map {
     /* among those that have mappings of their own, see vmas_begin() */
     uint8_t counted;
 };
+
+/* Whoever has the claim stores it; the thread looks for those that are set without claims. */
+static inline void slab_set_queued(struct slab_map *slab, bool queued)
+{
+    __atomic_store_n(&slab->queued, queued, __ATOMIC_RELAXED);
+}
 
 /* Of an access that was reported to the userfaultfd thread. */
 typedef void uffd_serve_fn(struct pcow_map *map, uint64_t offset, bool write);
