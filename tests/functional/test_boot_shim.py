@@ -72,7 +72,11 @@ class BootShimTest(backend.QemuTestCase):
         namespace.unlink()
 
     def start(
-        self, more: str = '', ready: bytes = rb'pcow-ready\r?\n', cpus: int = 1
+        self,
+        more: str = '',
+        ready: bytes = rb'pcow-ready\r?\n',
+        cpus: int = 1,
+        memory: int = MEMORY,
     ) -> linux_guest.LinuxGuest:
         return linux_guest.LinuxGuest(
             self.shim,
@@ -80,7 +84,7 @@ class BootShimTest(backend.QemuTestCase):
             *backend.backend(self.image),
             # the console is named before that
             more=f'{boot.SHIM_CMDLINE.removeprefix("console=ttyS0 quiet ")} {more}',
-            memory=MEMORY,
+            memory=memory,
             ready=ready,
             boot_seconds=BOOT_SECONDS,
             cpus=cpus,
@@ -129,6 +133,13 @@ class BootShimTest(backend.QemuTestCase):
         with self.start(
             ready=rb'pcow boot: the boot configuration asks for more memory or time than one may: '
             rb'is there a loop in it\?\r?\npcow boot: nothing boots'
+        ) as vm:
+            self.assertEqual('running', vm.monitor.run('query-status')['status'])
+
+    def test_too_little_memory_is_said(self) -> None:
+        self.make_image()
+        with self.start(
+            memory=96, ready=rb'pcow boot: there is too little memory for the kernel and its initrd'
         ) as vm:
             self.assertEqual('running', vm.monitor.run('query-status')['status'])
 

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <linux/kexec.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -21,6 +22,7 @@
 #define PAGE ((uint64_t)4096)
 #define LOW_MIN ((uint64_t)1 << 20)
 #define SEGMENTS_MAX 16
+#define LIST_SIZE ((uint64_t)2 << 20) /* what else the kernel takes to keep them */
 #define LOADER_KEXEC 0xd0
 /* Offsets in struct boot_params, the "zero page". */
 #define AT_RSDP 0x70
@@ -135,14 +137,31 @@ static void fill_params(struct plan *plan, const struct kernel *kernel, uint64_t
     put32(params + AT_EXT_CMDLINE, 0);
 }
 
-static bool is_too_large(const struct plan *plan)
+/* What may be taken before the kernel ends programs, of which there is one. */
+static uint64_t available_memory(void)
 {
+    FILE *file = fopen("/proc/meminfo", "re");
+    unsigned long long kib = UINT64_MAX >> 10;
+    char line[128];
+
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return (uint64_t)kib << 10;
+}
+
+/* The kernel copies all of it, and takes half of the memory for that at most. */
+static bool memory_suffices(const struct plan *plan)
+{
+    uint64_t size = LIST_SIZE;
     struct sysinfo info;
-    uint64_t size = 0;
 
     for (size_t i = 0; i < plan->count; i++)
         size += plan->segments[i].memsz;
-    return sysinfo(&info) == 0 && size > (uint64_t)info.totalram * info.mem_unit / 2;
+    return size <= available_memory()
+           && (sysinfo(&info) || size <= (uint64_t)info.totalram * info.mem_unit / 2);
 }
 
 static int load(struct plan *plan, const struct kernel *kernel, const struct piece *initrd,
@@ -182,10 +201,11 @@ static int load(struct plan *plan, const struct kernel *kernel, const struct pie
         add(plan, initrd[i].data, initrd[i].size, at);
         at += round_up(initrd[i].size, PAGE);
     }
+    if (!memory_suffices(plan))
+        return no_memory(failure);
     if (syscall(SYS_kexec_load, low, plan->count, plan->segments, KEXEC_ARCH_DEFAULT) == 0)
         return 0;
-    /* EINVAL: more than half of the memory, of which the kernel keeps as much for the copy. */
-    if (errno == ENOMEM || errno == EADDRNOTAVAIL || (errno == EINVAL && is_too_large(plan)))
+    if (errno == ENOMEM || errno == EADDRNOTAVAIL)
         return no_memory(failure);
     return fail_with(failure, -errno, "the kernel %s cannot be loaded: %s", kernel->release,
                      strerror(errno));
