@@ -406,7 +406,7 @@ def copy_base(
             if found.damage is not None:
                 LOG.error(
                     '%s is damaged on %s, and so is the copy of it: %s. Servers on it go on as '
-                    'they did; nothing new is made on it',
+                    'they did',
                     path,
                     source_host,
                     found.damage,
@@ -414,7 +414,7 @@ def copy_base(
                 try:
                     scrub.keep(pool, name, staged, found)  # before anybody finds it
                 except exception.StateInvalid as e:  # root's, so that no service can forge it
-                    LOG.warning('That is not kept until a scrub finds it: %s', e)
+                    LOG.warning('New images are made on it until a scrub finds that: %s', e)
             with pool.lock():
                 staging.finish(pool, name, staged)
         template_module.protect(pool, pool.image_path(name))

@@ -60,7 +60,7 @@ class _Header:
     sealed: bool
     virtual: int
     stored: int  # bytes of the file that are no hole
-    damaged: bool = False  # who sends it takes it as it is
+    damaged: bool = False  # it is, and who sends it has accepted that
 
     def line(self) -> bytes:
         return json.dumps({'format': _FORMAT, **dataclasses.asdict(self)}).encode() + b'\n'
@@ -106,6 +106,7 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
         with open(path, 'rb') as file:
             image_locks.read_active(file.fileno(), path)
             size = os.fstat(file.fileno()).st_size
+            damaged = accept_damage and image.check_data(path).damage is not None
             output = _Summed(stream)
             extents = list(_extents(file.fileno(), size))
             output.write(
@@ -114,7 +115,7 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
                     info.sealed,
                     info.virtual_size,
                     sum(length for _offset, length in extents),
-                    accept_damage,
+                    damaged,
                 ).line()
             )
             for offset, length in extents:

@@ -14,9 +14,9 @@ from pcow_driver.common import conf
 from pcow_driver.images import info_block
 from pcow_driver.templates import template
 from pcow_driver.virt import boot
-from tests.functional import debian_image
 from tests.functional import linux_guest
 from tests.functional import test_qemu_backend as backend
+from tools.lib.quickstart import debian_image
 from tools.lib.quickstart import guest
 from tools.lib.quickstart import state
 from tools.lib.quickstart import teardown

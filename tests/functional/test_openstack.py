@@ -7,7 +7,6 @@ import unittest
 
 from pcow_driver.common import exception
 from pcow_driver.common import units
-from tests.functional import debian_image
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
 from tests.functional import server_session
@@ -19,6 +18,7 @@ from tools.lib.openstack_aio import servers
 from tools.lib.openstack_aio import settings as settings_module
 from tools.lib.openstack_aio import times
 from tools.lib.openstack_aio import volume_cycle
+from tools.lib.quickstart import debian_image
 from tools.lib.quickstart import guest
 from tools.lib.quickstart import state
 from tools.lib.quickstart import teardown

@@ -6,7 +6,9 @@ import contextlib
 import gzip
 import io
 import json
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import testtools
 
@@ -16,6 +18,7 @@ from tools.lib.bench import __main__ as bench
 from tools.lib.bench import plot
 from tools.lib.bench import store
 from tools.lib.bench import table
+from tools.lib.bench.commands import density
 from tools.lib.bench.guest import disks
 from tools.lib.bench.guest import figures
 
@@ -40,6 +43,38 @@ ROW = {
         {'what': 'qcow2/pcow', 'value': 12.0, 'at-least': 10.0, 'met': True},
     ],
 }
+
+
+class DensityTest(testtools.TestCase):
+    SMAPS = """\
+7f0000000000-7f0010000000 rw-p 00000000 00:00 0
+Pss:               1024 kB
+7f1000000000-7f1000200000 rw-s 00400000 00:1b 7 /dev/shm/run/pcow-0.pcow
+Pss:                  8 kB
+7f2000000000-7f2000001000 rw-p 00000000 00:00 0 [heap]
+Pss:                  4 kB
+VmFlags: rd wr mr mw me ac
+"""
+
+    def test_what_a_process_maps(self) -> None:
+        with mock.patch.object(Path, 'read_text', return_value=self.SMAPS):
+            self.assertEqual(
+                {'ram': 1 << 20, 'image': 8 << 10, 'emulator': 4 << 10},
+                density._smaps(1, Path('/dev/shm/run/pcow-0')),
+            )
+
+    def test_counts(self) -> None:
+        self.assertEqual([1, 4], density._counts('4,1'))
+        for text in ('', '0', 'x', '1,,2'):
+            self.assertRaises(exception.UsageInvalid, density._counts, text)
+
+    def test_table(self) -> None:
+        row = {'guests': 1, 'used': 1 << 20, 'ram': 2 << 20, 'image': 0, 'emulator': 0}
+        rows = [{**row, 'side': side} for side in density.SIDES]
+        rows[1]['ram'] = 1 << 20
+        (found,) = density.tables({'rows': rows, 'memory': 256 << 20})
+        self.assertEqual(('1.00', '0.50'), found.rows[1][-2:])
+        self.assertEqual({'density'}, set(density.plots({'rows': rows})))
 
 
 class TableTest(testtools.TestCase):

@@ -110,3 +110,12 @@ class SealedTest(base.TestCase):
             stream.seek(0)
             transfer.receive(self.there, name, stream)
         self.assertEqual(['t.pcow', 'top.pcow'], sorted(self.there.entries()))
+
+    def test_damage_on_the_way_of_what_was_sent_as_it_is(self) -> None:
+        """What is accepted is the damage that was there when it was sent."""
+        path = self.here.create_image('t', size=2 * MIB)
+        self.io(path, 'write -P 1 0 64k')
+        image.seal(path, checksums=True)
+        stream = io.BytesIO()
+        transfer.send(path, stream, accept_damage=True)
+        self.assertIn(b'"damaged": false', stream.getvalue().partition(b'\n')[0])

@@ -24,18 +24,17 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.images import info_block
 from pcow_driver.virt import boot
-from tests.functional import debian_image
 from tools.lib.bench import machine
 from tools.lib.bench import plot
+from tools.lib.bench import scratch
 from tools.lib.bench import table
 from tools.lib.bench.guest import disks
 from tools.lib.quickstart import cpio
+from tools.lib.quickstart import debian_image
 from tools.lib.quickstart import guest
 from tools.lib.quickstart import state
-from tools.lib.quickstart import teardown
 
 HELP = "a guest's start with its kernel beside the image, and through the boot shim (as root)"
-_PLACE = Path('/dev/shm')  # noqa: S108 - the directory made there is the run's own
 _MEMORY = 512  # MiB
 _SECONDS = 300.0
 _READY = b'pcow-ready'
@@ -183,15 +182,8 @@ def _measure(
 def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.rounds < 1:
         raise exception.UsageInvalid(reason=f'--rounds {options.rounds}: give at least 1')
-    if os.geteuid() != 0:
-        raise exception.PcowError(reason='making the guest needs root: run it as root')
     conf.CONF([], project='pcow', default_config_files=[])
-    teardown.reap()
-    run_state = state.Run.create()
-    try:
-        directory = _PLACE / f'pcow-bench-{run_state.id}'
-        run_state.note(directory)
-        directory.mkdir(mode=0o700)
+    with scratch.directory() as (run_state, directory):
         return {
             'rows': _measure(run_state, directory, options),
             'machine': machine.describe(),
@@ -200,8 +192,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             'cpus': options.cpus,
             'rounds': options.rounds,
         }
-    finally:
-        teardown.tear_down(run_state)
 
 
 def tables(result: dict[str, Any]) -> list[table.Table]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 from pathlib import Path
 import statistics
 import time
@@ -26,12 +25,12 @@ from pcow_driver.images import info_block
 from pcow_driver.virt import boot
 from tools.lib.bench import machine
 from tools.lib.bench import plot
+from tools.lib.bench import scratch
 from tools.lib.bench import table
 from tools.lib.bench.guest import console
 from tools.lib.bench.guest import disks
 from tools.lib.quickstart import guest as quickstart_guest
 from tools.lib.quickstart import state
-from tools.lib.quickstart import teardown
 
 HELP = 'memory of 1, 2, 4 and 6 guests on pcow and on qcow2 (minutes; as root)'
 SIDES = {
@@ -48,7 +47,6 @@ _BOOT_SECONDS = 600.0
 _COMMAND_SECONDS = 300.0
 _SETTLE_SECONDS = 5
 _REQUESTS = 20
-_PLACE = Path('/dev/shm')  # noqa: S108 - the directory made there is the run's own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,19 +197,10 @@ def _measure_side(
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     counts = _counts(options.counts)
-    if os.geteuid() != 0:
-        raise exception.PcowError(reason='making the guest needs root: run it as root')
-    teardown.reap()
-    own = state.Run.create()
-    try:
-        directory = _PLACE / f'pcow-bench-{own.id}'
-        own.note(directory)
-        directory.mkdir(mode=0o700)
+    with scratch.directory() as (own, directory):
         guest, _cache = quickstart_guest.prepare(own, None, None, None, _PACKAGES, _MODULES)
         rows = [row for side in SIDES for row in _measure_side(own, side, guest, directory, counts)]
-        return {'rows': rows, 'memory': _MEMORY * units.MIB, 'machine': machine.describe()}
-    finally:
-        teardown.tear_down(own)
+    return {'rows': rows, 'memory': _MEMORY * units.MIB, 'machine': machine.describe()}
 
 
 def _mib(value: float) -> str:

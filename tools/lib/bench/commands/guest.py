@@ -9,7 +9,6 @@ times are not those of a machine, only their ratios say something.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 import time
 from typing import Any
@@ -20,13 +19,13 @@ from pcow_driver.common import units
 from pcow_driver.images import image
 from tools.lib.bench import machine
 from tools.lib.bench import plot
+from tools.lib.bench import scratch
 from tools.lib.bench import table
 from tools.lib.bench.guest import console
 from tools.lib.bench.guest import disks
 from tools.lib.bench.guest import figures
 from tools.lib.quickstart import guest as quickstart_guest
 from tools.lib.quickstart import state
-from tools.lib.quickstart import teardown
 
 HELP = 'fio and Redis in a guest, on pcow, raw and qcow2 (minutes; as root)'
 _PACKAGES = ('fio', 'redis-server', 'redis-tools')
@@ -35,7 +34,6 @@ _MEMORY = 1024  # MiB
 _BOOT_SECONDS = 300.0
 _COMMAND_SECONDS = 60.0
 _TURN_SECONDS = 600.0
-_PLACE = Path('/dev/shm')  # noqa: S108 - the directory made there is the run's own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,17 +177,8 @@ def _measure(run: state.Run, directory: Path, scale: disks.Scale) -> dict[str, A
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     scale = _scale(options)
-    if os.geteuid() != 0:
-        raise exception.PcowError(reason='making the guest needs root: run it as root')
-    teardown.reap()
-    run_state = state.Run.create()
-    try:
-        directory = _PLACE / f'pcow-bench-{run_state.id}'
-        run_state.note(directory)
-        directory.mkdir(mode=0o700)
+    with scratch.directory() as (run_state, directory):
         return _measure(run_state, directory, scale)
-    finally:
-        teardown.tear_down(run_state)
 
 
 def _shown(value: float, unit: str) -> str:

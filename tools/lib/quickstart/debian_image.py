@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 
+from pcow_driver.common import exception
+from pcow_driver.common import tool
 from tools.lib.quickstart import apt
 from tools.lib.quickstart import guest
 
@@ -18,7 +20,7 @@ PACKAGES = ('grub-pc', 'initramfs-tools', 'linux-base', 'kmod', 'udev')
 ROOT_UUID = '6d1a7c52-93be-4f08-b2d4-5e0c8a97f613'
 # raise it when what is made here changes
 _VERSION = '1'
-_INIT = Path(__file__).parent / 'guest' / 'debian-init'
+_INIT = Path(__file__).parent / 'debian-init'
 _ROOT_MIB = 900
 ROOT_OFFSET = 4 << 20  # behind the partition for GRUB's own use
 # Debian's command runs in the guest, which has the disk that it looks for
@@ -38,16 +40,16 @@ GRUB_DISABLE_OS_PROBER=true
 
 
 def _run(*words: str | Path) -> str:
-    done = subprocess.run(
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise AssertionError(f'{words}: {done.stdout[-2000:]}{done.stderr[-2000:]}')
-    return done.stdout
+    """:raises ToolFailed:"""
+    program, *arguments = map(str, words)
+    return tool.run(program, *arguments)
 
 
 def kernels() -> tuple[str, str]:
-    """Two packages with cloud kernels that this machine's apt has: an older one and the newest."""
+    """Two packages with cloud kernels that this machine's apt has: an older one and the newest.
+
+    :raises PcowError: it has one only
+    """
     newest, _version = apt.kernel_package()
     series = re.sub(r'\d+-cloud-amd64$', '', newest)
     names = _run('apt-cache', 'pkgnames', series).split()
@@ -58,7 +60,7 @@ def kernels() -> tuple[str, str]:
         and name != newest
     )
     if not numbers:
-        raise AssertionError(f'apt has no other kernel than {newest}')
+        raise exception.PcowError(reason=f'apt has no other kernel than {newest}')
     return f'{series}{numbers[-1]}-cloud-amd64', newest
 
 
@@ -82,7 +84,7 @@ def _install_kernels(tree: Path, packages: tuple[str, ...], scratch: Path) -> No
             'mount --bind /proc "$1/proc" && exec chroot "$1" dpkg -i "$2"',
             'sh',
             tree,
-            f'/var/tmp/{file.name}',
+            f'/var/tmp/{file.name}',  # noqa: S108 - in the tree
         )
         target.unlink()
 
