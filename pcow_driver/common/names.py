@@ -15,7 +15,14 @@ SERVICE_PREFIXES = (SERVER_PREFIX, VOLUME_PREFIX)
 # of an image to which a VM migrates, until all of it is there; see migration/pcow/incoming.c
 ARRIVING_MARK = '.arriving'
 # see migration/pcow/carrier.c
-SNAPSHOT_MARKS = ('.incomplete-', '.loading-', '.migrating-', ARRIVING_MARK)
+SNAPSHOT_MARKS = (
+    '.incomplete-',
+    '.loading-',
+    '.migrating-',
+    '.checkpoint-',
+    '.deleting-',
+    ARRIVING_MARK,
+)
 # of a new image: of its locks pcow-template-UUID-NAME is the longest, and has 255
 MAX_NAME_BYTES = 204
 _MAX_EXISTING_BYTES = 240  # of what earlier versions made
