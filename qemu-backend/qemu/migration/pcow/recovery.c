@@ -317,6 +317,39 @@ static bool finish(HostMemPcow *home, const struct pcow_snapshot *snapshot,
     }
 }
 
+/*
+ * Parts that were made before that of the home was: nothing counts yet.  One
+ * with the UUID of another home is another VM's.
+ */
+static bool take_back_strays(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    HostMemPcow *home = opaque;
+    struct pcow_snapshot *list;
+    size_t count;
+
+    if (pcow->readonly || pcow == home ||
+        pcow_snapshot_list(pcow->image, &list, &count, NULL) < 0) {
+        return true;
+    }
+    for (size_t i = 0; i < count; i++) {
+        g_autofree char *mark =
+            checkpoint_mark_name(CHECKPOINT_TAKING, home, list[i].date_seconds,
+                                 list[i].date_nanoseconds);
+        struct pcow_snapshot of;
+        struct pcow_error error;
+
+        if (strcmp(list[i].name, mark) ||
+            !checkpoint_find_part(home, &list[i], &of, NULL) || of.id) {
+            continue;
+        }
+        if (pcow_snapshot_delete(pcow->image, mark, NULL, &error) < 0) {
+            warn_report("%s", error.message);
+        }
+    }
+    free(list);
+    return true;
+}
+
 void checkpoint_recover(bool at_start)
 {
     HostMemPcow *home = checkpoint_find_home();
@@ -344,4 +377,5 @@ void checkpoint_recover(bool at_start)
         warn_report_err(err);
     }
     free(list);
+    hostmem_pcow_foreach(take_back_strays, home, NULL);
 }
