@@ -2,22 +2,35 @@
 """pcowctl domain-xml"""
 
 import argparse
+import dataclasses
 import os
 
 from cliff import command
 
 from pcow_driver.cli import common
 from pcow_driver.common import exception
+from pcow_driver.common import names
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.virt import boot
 from pcow_driver.virt import domain_xml
 from pcow_driver.virt import libvirt_xml
+from pcow_driver.vm import ram
 
 
 def _joined(*words: str | None) -> str:
     return ' '.join(filter(None, words))
+
+
+def _with_ram(domain: domain_xml.Domain, reference: str) -> domain_xml.Domain:
+    """The image is made last, when nothing else is refused any more."""
+    whole = reference if '/' in reference else f'{reference}/{ram.name_of(domain.name)}'
+    pool, name = common.split_reference(whole)
+    domain = dataclasses.replace(domain, ram=pool.image_path(name))
+    domain.check()
+    ram.provide(pool, name, domain.memory)
+    return domain
 
 
 class DomainXml(command.Command):
@@ -44,6 +57,13 @@ class DomainXml(command.Command):
             type=common.size_argument,
             default=units.GIB,
             help='RAM of the guest; default: 1G.',
+        )
+        parser.add_argument(
+            '--ram',
+            metavar='POOL[/NAME]',
+            help='Have an image of this pool be the RAM, for checkpoints of the whole VM; it is '
+            'made if it does not exist. NAME: by default that of the domain and '
+            f'{names.RAM_SUFFIX}.',
         )
         parser.add_argument('--vcpus', type=int, default=1, help='Default: 1.')
         parser.add_argument(
@@ -149,4 +169,6 @@ class DomainXml(command.Command):
             network=parsed_args.network,
             volatile=page_cache and parsed_args.volatile,
         )
+        if parsed_args.ram is not None:
+            domain = _with_ram(domain, parsed_args.ram)
         self.app.stdout.write(domain.to_xml())

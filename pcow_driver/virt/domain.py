@@ -18,6 +18,7 @@ from oslo_log import log as logging
 
 from pcow_driver.common import conf
 from pcow_driver.common import exception
+from pcow_driver.common import interrupt
 from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import model
@@ -85,7 +86,8 @@ class Files:
 
 
 def all_images() -> Files:
-    """The files that the NVDIMMs of any domain name, running or not, now or after its next start.
+    """The files that the NVDIMMs of any domain name, and its RAM, running or not, now or after its
+    next start.
 
     :raises LibvirtFailed: then nobody knows
     """
@@ -94,8 +96,8 @@ def all_images() -> Files:
         libvirt = _import('libvirt')
         for one in connection.listAllDomains():
             for flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE):
-                for nvdimm in libvirt_xml.nvdimms(one.XMLDesc(flags)):
-                    found.add(nvdimm.path)
+                for path in libvirt_xml.images(one.XMLDesc(flags)):
+                    found.add(path)
     return found
 
 
@@ -122,6 +124,16 @@ class Domain:
             if nvdimm.path.endswith(names.IMAGE_SUFFIX)
         ]
 
+    def ram(self) -> str | None:
+        """Path of the image that is its RAM, as it is now; None: its RAM is none."""
+        return libvirt_xml.ram(self._domain.XMLDesc(0))
+
+    def writable(self) -> list[str]:
+        """Paths of the images that its guest stores to: its RAM first, then its NVDIMMs."""
+        ram = self.ram()
+        found = [nvdimm.path for nvdimm in self.images() if not nvdimm.readonly]
+        return found if ram is None else [ram, *found]
+
     def select(self, device: str | None = None) -> libvirt_xml.Nvdimm:
         """The image that is meant.
 
@@ -147,7 +159,7 @@ class Domain:
             )
         raise exception.DomainInvalid(domain=self.name, reason=reason)
 
-    def qmp(self, command: str, **arguments: str) -> Any:
+    def qmp(self, command: str, **arguments: str | int) -> Any:
         """Run a QMP command and return what it returns.
 
         :raises QmpFailed: QEMU refused it
@@ -166,8 +178,8 @@ class Domain:
             )
             if error_class == 'CommandNotFound':
                 description = (
-                    'this QEMU has no pcow backend; let <emulator> in the domain XML name the one '
-                    'that has'
+                    'this QEMU has no pcow backend, or an older one; let <emulator> in the domain '
+                    'XML name the one that has'
                 )
             raise exception.QmpFailed(
                 command=command, error_class=error_class, description=description
@@ -212,6 +224,14 @@ class Domain:
         """
         names.check_snapshot_name(name)
         nvdimm = self.select(device)
+        if not image_only and self._is_checkpoint(name):
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=(
+                    f'{name} is a checkpoint of the whole VM, whose RAM this would leave as it is: '
+                    f'use pcowctl vm revert, or give --image-only'
+                ),
+            )
         if not image_only and self._snapshot_of_libvirt(name) is not None:
             raise exception.DomainInvalid(
                 domain=self.name,
@@ -241,9 +261,18 @@ class Domain:
         disks.
 
         :return: bytes given back to the pool; None if libvirt did it
+        :raises DomainInvalid: it is a checkpoint
         """
         names.check_snapshot_name(name)
         nvdimm = self.select(device)
+        if self._is_checkpoint(name):
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=(
+                    f'{name} is a checkpoint of the whole VM, of which this would delete a part: '
+                    f'use pcowctl vm delete-checkpoint'
+                ),
+            )
         whole = self._snapshot_of_libvirt(name)
         if whole is not None:
             whole.delete()
@@ -276,6 +305,11 @@ class Domain:
                     f'cannot be renamed'
                 ),
             )
+        if self._is_checkpoint(name):
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=f'{name} is a checkpoint of the whole VM: it cannot be renamed',
+            )
         if self.active():
             self.qmp(
                 'pcow-snapshot-rename',
@@ -283,6 +317,21 @@ class Domain:
             )
         else:
             image.snapshot_rename(nvdimm.path, name, new_name)
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """A QEMU exists for it afterwards, in which the guest has not run meanwhile, and does now.
+
+        If what is done meanwhile fails, it is off again.
+        """
+        self._domain.createWithFlags(_import('libvirt').VIR_DOMAIN_START_PAUSED)
+        try:
+            yield
+        except BaseException:
+            with interrupt.clearing_up():
+                self._domain.destroy()
+            raise
+        self._domain.resume()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -311,6 +360,14 @@ class Domain:
             snapshot for snapshot in self._domain.listAllSnapshots() if snapshot.getName() == name
         ]
         return found[0] if found else None
+
+    def _is_checkpoint(self, name: str) -> bool:
+        """Whether the image that is its RAM keeps a state of the whole VM by that name."""
+        ram = self.ram()
+        return ram is not None and any(
+            snapshot.name == name and snapshot.vm_state_size
+            for snapshot in image.snapshot_list(ram, force_share=self.active())
+        )
 
     def _running(self) -> bool:
         state, _reason = self._domain.state()

@@ -53,6 +53,7 @@ class Domain:
     hotplug_memory: int = 64 * units.GIB  # address space kept for later NVDIMMs
     # a host crash may lose what the guest flushed: nvdimm on class page-cache
     volatile: bool = False
+    ram: str | None = None  # path of the image that is the guest's RAM, of its size
 
     def check(self) -> None:
         """:raises XmlInvalid: something in it that libvirt would refuse or misread"""
@@ -70,6 +71,10 @@ class Domain:
             )
         if not self.nvdimms:
             raise exception.XmlInvalid(reason='it has no pcow image')
+        if self.ram is not None and self.memory % units.SLAB_SIZE:
+            raise exception.XmlInvalid(
+                reason=f'{self.memory} bytes of RAM: an image has a multiple of 2 MiB'
+            )
         for path in (self.kernel, self.initrd, self.emulator, self.serial_file, self.carrier_disk):
             if path is not None and not os.path.isabs(path):
                 raise exception.XmlInvalid(reason=f'the path {path} is not absolute')
@@ -82,6 +87,8 @@ class Domain:
         if self.uuid is not None:
             ET.SubElement(domain, 'uuid').text = self.uuid
         self._add_memory(domain)
+        if self.ram is not None:
+            libvirt_xml.add_ram(domain, self.ram)
         ET.SubElement(domain, 'vcpu').text = str(self.vcpus)
         boot = ET.SubElement(domain, 'os')
         ET.SubElement(boot, 'type', arch='x86_64', machine=self.machine).text = 'hvm'

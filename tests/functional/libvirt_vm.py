@@ -11,6 +11,7 @@ import json
 import os
 from pathlib import Path
 import re
+import shutil
 import subprocess
 import time
 from typing import Any
@@ -30,6 +31,7 @@ from tools.lib.quickstart import teardown
 from tools.lib.quickstart import workplace
 
 GUEST = Path(__file__).parent / 'guest'
+HOOK = images.TOP / 'etc/libvirt/hooks/qemu.d/pcow'
 MODULES = ('nfit', 'nd_pmem', 'ext4', 'virtio_pci', 'virtio_console')
 MEMORY = 160 * units.MIB
 PMEM = 64 * units.MIB
@@ -106,6 +108,9 @@ class Host:
         self.transcript: list[str] | None = None
 
     def start(self) -> None:
+        hooks = self.directory / 'etc/hooks/qemu.d'
+        hooks.mkdir(parents=True)
+        shutil.copy(HOOK, hooks / 'pcow')
         # what libvirtd shall see must be mounted before it starts: its mounts are its own
         self.small.mkdir()
         run('mount', '-t', 'tmpfs', '-o', f'size={SMALL}', 'pcow-test', self.small)
@@ -212,7 +217,7 @@ class Report:
 
 class Guest:
     """A domain with one pcow NVDIMM and, unless without, a qcow2 disk of 1 MiB that takes the VM
-    states.
+    states; its RAM may be an image as well.
     """
 
     def __init__(
@@ -223,6 +228,7 @@ class Guest:
         carrier: bool = True,
         agent: bool = False,
         carrier_directory: Path | None = None,
+        ram: bool = False,
     ) -> None:
         self.host = host
         self.name = f'{host.run.domain_name}-{name}'
@@ -231,6 +237,9 @@ class Guest:
         self.log = host.directory / f'{name}.console'
         self._seen = 0
         image.create_overlay(str(self.image), str(host.base))
+        self.ram = host.place.image_path(f'{name}-ram') if ram else None
+        if self.ram is not None:
+            image.create(str(self.ram), MEMORY)
         if self.carrier is not None:
             run('qemu-img', 'create', '-q', '-f', 'qcow2', self.carrier, '1M')
         self._define(agent)
@@ -246,6 +255,7 @@ class Guest:
             cmdline='console=ttyS0 quiet panic=-1',
             emulator=images.program('qemu-system-x86_64'),
             carrier_disk=str(self.carrier) if self.carrier else None,
+            ram=str(self.ram) if self.ram else None,
         )
         element = spec.to_element()
         serial, devices = element.find('devices/serial'), element.find('devices')

@@ -202,6 +202,96 @@ class GrantTest(base.TestCase):
         self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
 
 
+RAM = """<domain id='7'><metadata><ram xmlns='urn:pcow:domain' path='{}'/></metadata>
+<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>
+<cpu><numa><cell id='0' memory='8192'/>{}</numa></cpu>{}</domain>"""
+
+
+class RamTest(base.TestCase):
+    """Guest RAM on an image."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.path = str(self.directory / 'vm-ram.pcow')
+        with open(self.path, 'wb') as f:
+            os.fchmod(f.fileno(), 0o600)
+        self.conf = self.directory / 'qemu.conf'
+        self.conf.write_text(f'memory_backing_dir = "{self.directory}/memory"\n')
+        self.memory = self.directory / 'memory/libvirt/qemu'
+        self.memory.mkdir(parents=True)
+        (self.memory / '77-other').mkdir()
+
+    def _xml(self, cells: str = '', devices: str = '') -> str:
+        return RAM.format(self.path, cells, devices)
+
+    def _link(self, xml: str) -> None:
+        hook.link_ram(xml, self.path, str(self.conf))
+
+    def test_is_an_image_of_the_domain(self) -> None:
+        self.assertIsNone(hook.ram(XML.format('/x.pcow', '')))
+        self.assertEqual(self.path, hook.ram(self._xml()))
+        nvdimm = "<devices><memory model='nvdimm'><source><path>/x.pcow</path></source></memory>"
+        self.assertEqual(
+            ['/x.pcow', self.path], hook.images(self._xml(devices=f'{nvdimm}</devices>'))
+        )
+
+    def test_what_cannot_be_it(self) -> None:
+        for path in ('', 'vm.pcow', '/etc/passwd'):
+            self.assertRaises(hook.HookError, hook.ram, RAM.format(path, '', ''))
+        error = self.assertRaises(hook.HookError, hook.ram, self._xml().replace('file', 'memfd'))
+        self.assertIn('<memoryBacking>', str(error))
+
+    def test_one_user_may_write_as_long_as_his_guest_runs(self) -> None:
+        for mode in (0o600, 0o640):
+            os.chmod(self.path, mode)
+            hook.grant_ram(self.path, NOBODY)
+            fd = os.open(self.path, os.O_RDONLY)
+            self.addCleanup(os.close, fd)
+            acl = hook.read_acl(fd)
+            self.assertEqual(6, acl[hook.USER, NOBODY.pw_uid])
+            self.assertEqual(mode >> 3 & 7, acl[hook.GROUP_OBJ, hook.NO_ID])
+            self.assertEqual(0, acl[hook.OTHER, hook.NO_ID])
+            hook.revoke_ram(self.path, NOBODY)
+            self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
+            self.assertEqual(mode, stat.S_IMODE(os.stat(self.path).st_mode))
+
+    def test_who_may_already(self) -> None:
+        hook.grant_ram(self.path, pwd.getpwuid(os.getuid()))
+        self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
+
+    def test_no_other_file_is_opened_to_anybody(self) -> None:
+        link = str(self.directory / 'link.pcow')
+        os.symlink(self.path, link)
+        for path in (link, str(self.directory), str(self.directory / 'missing.pcow')):
+            self.assertRaises(hook.HookError, hook.grant_ram, path, NOBODY)
+            hook.revoke_ram(path, NOBODY)
+        self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
+
+    def test_not_with_selinux(self) -> None:
+        self.useFixture(fixtures.MockPatchObject(hook, 'SELINUX_ENABLED', str(self.directory)))
+        self.assertRaises(hook.HookError, hook.grant_ram, self.path, NOBODY)
+
+    def test_link(self) -> None:
+        (self.memory / '7-shortened-na').mkdir()
+        self._link(self._xml())
+        self.assertEqual(
+            os.path.realpath(self.path), os.readlink(self.memory / '7-shortened-na/ram-node0')
+        )
+        # who was there first: not libvirt
+        self.assertRaises(hook.HookError, self._link, self._xml())
+
+    def test_link_of_a_guest_without_numa(self) -> None:
+        (self.memory / '7-vm').mkdir()
+        self._link(self._xml().replace("<cell id='0' memory='8192'/>", ''))
+        self.assertEqual(['pc.ram'], os.listdir(self.memory / '7-vm'))
+
+    def test_no_place_for_a_link(self) -> None:
+        self.assertRaises(hook.HookError, self._link, self._xml())
+        (self.memory / '7-vm').mkdir()
+        self.assertRaises(hook.HookError, self._link, self._xml("<cell id='1' memory='8192'/>"))
+        self.assertEqual([], os.listdir(self.memory / '7-vm'))
+
+
 class MainTest(base.TestCase):
     def _run(self, *args: str, xml: str = '') -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -214,10 +304,12 @@ class MainTest(base.TestCase):
 
     def test_needs_only_the_standard_library_and_ignores_what_is_not_its_business(self) -> None:
         self.useFixture(fixtures.EnvironmentVariable('PATH', ''))
-        for args in (('vm', 'started', 'begin', '-'), ('vm', 'release', 'end', '-'), (), ('vm',)):
+        for args in (('vm', 'started', 'begin', '-'), ('vm', 'stopped', 'end', '-'), (), ('vm',)):
             done = self._run(*args, xml='not XML')
             self.assertEqual((0, '', ''), (done.returncode, done.stdout, done.stderr))
-        self.assertEqual(0, self._run('vm', 'prepare', 'begin', '-', xml='<domain/>').returncode)
+        for words in (('prepare', 'begin'), ('start', 'begin'), ('release', 'end')):
+            done = self._run('vm', *words, '-', xml='<domain/>')
+            self.assertEqual((0, '', ''), (done.returncode, done.stdout, done.stderr))
 
     def test_one_line_on_error(self) -> None:
         done = self._run('vm', 'prepare', 'begin', '-', xml='<domain')
