@@ -15,6 +15,7 @@ from pcow_driver.cli import common
 from pcow_driver.common import units
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
+from pcow_driver.vm import fork
 from pcow_driver.vm import tree
 
 
@@ -40,12 +41,6 @@ class _Duration(columns.FormattableColumn[int]):
         return _milliseconds(self._value)
 
 
-def _wait_argument(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f'{text!r} is no number of milliseconds')
-    return int(text)
-
-
 @contextlib.contextmanager
 def _domain(parsed_args: argparse.Namespace) -> Iterator[domain.Domain]:
     with domain.connect() as connection:
@@ -63,20 +58,13 @@ class Checkpoint(show.ShowOne):
     """Keep RAM, devices and persistent memory of a VM as they are now; the guest goes on."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = _add_words(super().get_parser(prog_name))
-        parser.add_argument(
-            '--max-wait',
-            metavar='MS',
-            type=_wait_argument,
-            help='Give up if requests of the guest to its disks take longer, in milliseconds.',
-        )
-        return parser
+        return _add_words(super().get_parser(prog_name))
 
     def take_action(
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         with _domain(parsed_args) as found:
-            taken = checkpoint.take(found, parsed_args.name, max_wait=parsed_args.max_wait)
+            taken = checkpoint.take(found, parsed_args.name)
         return (
             ('name', 'pause', 'durable after', 'VM state size'),
             (
@@ -164,3 +152,47 @@ class DeleteCheckpoint(_Quiet):
             f'Checkpoint {parsed_args.name} deleted, {units.format_size(freed)} given back to the '
             f'pool.'
         )
+
+
+class Fork(lister.Lister):
+    """Start VMs that go on from a checkpoint of another one, each on images of its own that hold
+    what it stores.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = _add_words(super().get_parser(prog_name), name=False)
+        of = parser.add_mutually_exclusive_group(required=True)
+        of.add_argument('--checkpoint', metavar='NAME', help='Go on from this checkpoint.')
+        of.add_argument(
+            '--live',
+            action='store_true',
+            help='Go on from this moment: a checkpoint, fork-NAME of the first child, is taken.',
+        )
+        parser.add_argument(
+            '--name',
+            required=True,
+            metavar='PATTERN',
+            help='Name of the new domain; {n} is its number, from 1 on.',
+        )
+        parser.add_argument('--count', type=int, default=1, metavar='N', help='Default: 1.')
+        parser.add_argument(
+            '--insecure',
+            action='store_true',
+            help='Also a guest without generation id, which makes the same random numbers as its '
+            'parent.',
+        )
+        return parser
+
+    def take_action(
+        self, parsed_args: argparse.Namespace
+    ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        children = fork.child_names(parsed_args.name, parsed_args.count)
+        with domain.connect() as connection:
+            parent = domain.Domain(connection, parsed_args.domain)
+            made = fork.fork(
+                connection, parent, parsed_args.checkpoint, children, insecure=parsed_args.insecure
+            )
+            return (
+                ('name', 'RAM', 'running after'),
+                [(one.name, one.images[0], _Duration(one.time)) for one in made],
+            )

@@ -214,6 +214,10 @@ class DomainInvalid(PcowError):
     msg_fmt = 'the domain %(domain)s: %(reason)s'
 
 
+class DomainExists(PcowError):
+    msg_fmt = 'there is a domain %(domain)s already: choose another name'
+
+
 class CheckpointNotFound(PcowError):
     msg_fmt = (
         "the domain %(domain)s has no checkpoint %(name)s: 'pcowctl vm tree %(domain)s' lists them"

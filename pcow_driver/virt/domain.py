@@ -101,6 +101,11 @@ def all_images() -> Files:
     return found
 
 
+def exists(connection: Any, name: str) -> bool:
+    """Whether there is a domain of that name, running or not."""
+    return any(one.name() == name for one in connection.listAllDomains())
+
+
 class Domain:
     """One domain of an open connection.
 
@@ -111,6 +116,26 @@ class Domain:
     def __init__(self, connection: Any, name: str) -> None:
         self.name = name
         self._domain = connection.lookupByName(name)
+
+    @classmethod
+    def define(cls, connection: Any, xml: str) -> Domain:
+        """A new one, which does not run.
+
+        :raises LibvirtFailed: also if there is one of that name
+        """
+        libvirt = _import('libvirt')
+        found = connection.defineXMLFlags(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE)
+        return cls(connection, str(found.name()))
+
+    def undefine(self) -> None:
+        """It is no domain any more; its images stay."""
+        if self.active():
+            self._domain.destroy()
+        self._domain.undefine()
+
+    def definition(self) -> str:
+        """XML of its next start."""
+        return str(self._domain.XMLDesc(_import('libvirt').VIR_DOMAIN_XML_INACTIVE))
 
     def active(self) -> bool:
         """Whether a QEMU exists for it, running or paused."""
@@ -159,7 +184,7 @@ class Domain:
             )
         raise exception.DomainInvalid(domain=self.name, reason=reason)
 
-    def qmp(self, command: str, **arguments: str | int) -> Any:
+    def qmp(self, command: str, **arguments: str) -> Any:
         """Run a QMP command and return what it returns.
 
         :raises QmpFailed: QEMU refused it

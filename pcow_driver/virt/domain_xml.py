@@ -86,6 +86,9 @@ class Domain:
         ET.SubElement(domain, 'name').text = self.name
         if self.uuid is not None:
             ET.SubElement(domain, 'uuid').text = self.uuid
+        if self.ram is not None:
+            # another one after each revert, and for each fork
+            ET.SubElement(domain, 'genid')
         self._add_memory(domain)
         if self.ram is not None:
             libvirt_xml.add_ram(domain, self.ram)

@@ -218,12 +218,17 @@ def add_ram(domain: ET.Element, path: str) -> None:
     ET.SubElement(backing, 'access', mode='shared')
 
 
+def find_ram(domain: ET.Element) -> ET.Element | None:
+    """What :func:`add_ram` made; its attribute ``path`` is that of the image."""
+    return domain.find(f'metadata/{_RAM}')
+
+
 def ram(domain_xml: str) -> str | None:
     """Path of the image that is the guest's RAM; None: it is none.
 
     :raises XmlInvalid:
     """
-    element = parse(domain_xml).find(f'metadata/{_RAM}')
+    element = find_ram(parse(domain_xml))
     return None if element is None else element.get('path')
 
 

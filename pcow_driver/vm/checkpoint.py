@@ -21,11 +21,9 @@ from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 
-def take(found: domain.Domain, name: str, *, max_wait: int | None = None) -> model.Taken:
+def take(found: domain.Domain, name: str) -> model.Taken:
     """Keep what the VM is at this instant; the guest goes on, or stays paused if it was.
 
-    :param max_wait: ms that requests of the guest's devices may take before it is given up;
-        QEMU's own choice if not given
     :raises InvalidName:
     :raises DomainInvalid: it does not run, or its RAM is no image
     :raises NoRoom: the operator's limits have no room for what the guest can then write once more
@@ -40,9 +38,8 @@ def take(found: domain.Domain, name: str, *, max_wait: int | None = None) -> mod
                 'pcowctl snapshot create'
             ),
         )
-    more = {} if max_wait is None else {'max-wait': max_wait}
     with room.for_snapshot(*found.writable()):
-        reply = _command(found, 'pcow-checkpoint-create', name=name, **more)
+        reply = _command(found, 'pcow-checkpoint-create', name=name)
     return model.Taken.from_json(reply)
 
 
@@ -98,7 +95,7 @@ def _reader(reply: Any, command: str) -> image_model.Reader:
     return image_model.Reader(reply, command, 'QEMU')
 
 
-def _command(found: domain.Domain, command: str, **arguments: str | int) -> Any:
+def _command(found: domain.Domain, command: str, **arguments: str) -> Any:
     """:raises DomainInvalid: RAM is an image in the XML, and not in QEMU"""
     try:
         return found.qmp(command, **arguments)

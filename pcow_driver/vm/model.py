@@ -64,3 +64,12 @@ class Reverted:
 
     time: int  # ns that QEMU took
     started: bool  # it was off, and has a new QEMU
+
+
+@dataclasses.dataclass(frozen=True)
+class Forked:
+    """A domain that goes on from a checkpoint of another one."""
+
+    name: str
+    images: tuple[str, ...]  # paths: its RAM first
+    time: int  # ns from the first of its images to its first instruction

@@ -11,6 +11,7 @@
  */
 #include "qemu/osdep.h"
 #include "block/block-global-state.h"
+#include "hw/acpi/vmgenid.h"
 #include "io/channel-buffer.h"
 #include "migration/migration.h"
 #include "migration/misc.h"
@@ -79,6 +80,21 @@ static bool mark_home(HostMemPcow *home, const struct pcow_snapshot *snapshot,
         home->loading_name = g_strdup(snapshot->name);
     }
     return true;
+}
+
+/*
+ * Who goes on from a moment twice is another machine each time: a guest with a
+ * generation id sees a new one when the state has been loaded, and Linux seeds
+ * its random numbers anew.  False: it has none.
+ */
+static bool renew_generation(void)
+{
+    Object *device = find_vmgenid_dev();
+
+    if (device) {
+        qemu_uuid_generate(&VMGENID(device)->guid);
+    }
+    return device;
 }
 
 static bool load_devices(const Checkpoint *checkpoint, Error **errp)
@@ -206,8 +222,9 @@ PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
 {
     const int64_t start = get_clock();
     PcowCheckpointReverted *result;
-    RunState before;
     Target target = {};
+    RunState before;
+    bool renewed;
     ERRP_GUARD();
 
     if (!find_target(&target, name, errp)) {
@@ -216,6 +233,7 @@ PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
     }
     before = runstate_get();
     vm_stop(RUN_STATE_RESTORE_VM);
+    renewed = renew_generation();
     if (!go_back(&target, errp)) {
         error_prepend(errp, "the VM is paused, and not at checkpoint '%s': "
                       "revert to it again: ", target.checkpoint->name);
@@ -231,5 +249,6 @@ PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
     }
     result = g_new0(PcowCheckpointReverted, 1);
     result->time = get_clock() - start;
+    result->new_generation = renewed;
     return result;
 }

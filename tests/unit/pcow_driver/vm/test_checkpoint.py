@@ -23,11 +23,11 @@ class TakeTest(recorded.TestCase):
             model.Taken(pause=4200000, durable=5900000, state_size=336000),
             checkpoint.take(self.found, 'warm'),
         )
-        checkpoint.take(self.found, 'warm2', max_wait=250)
+        checkpoint.take(self.found, 'warm2')
         self.assertEqual(
             [
                 ('pcow-checkpoint-create', {'name': 'warm'}),
-                ('pcow-checkpoint-create', {'name': 'warm2', 'max-wait': 250}),
+                ('pcow-checkpoint-create', {'name': 'warm2'}),
             ],
             self.recorded.calls,
         )
