@@ -40,12 +40,6 @@ class _Duration(columns.FormattableColumn[int]):
         return _milliseconds(self._value)
 
 
-def _wait_argument(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f'{text!r} is no number of milliseconds')
-    return int(text)
-
-
 @contextlib.contextmanager
 def _domain(parsed_args: argparse.Namespace) -> Iterator[domain.Domain]:
     with domain.connect() as connection:
@@ -63,20 +57,13 @@ class Checkpoint(show.ShowOne):
     """Keep RAM, devices and persistent memory of a VM as they are now; the guest goes on."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = _add_words(super().get_parser(prog_name))
-        parser.add_argument(
-            '--max-wait',
-            metavar='MS',
-            type=_wait_argument,
-            help='Give up if requests of the guest to its disks take longer, in milliseconds.',
-        )
-        return parser
+        return _add_words(super().get_parser(prog_name))
 
     def take_action(
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         with _domain(parsed_args) as found:
-            taken = checkpoint.take(found, parsed_args.name, max_wait=parsed_args.max_wait)
+            taken = checkpoint.take(found, parsed_args.name)
         return (
             ('name', 'pause', 'durable after', 'VM state size'),
             (

@@ -159,7 +159,7 @@ class Domain:
             )
         raise exception.DomainInvalid(domain=self.name, reason=reason)
 
-    def qmp(self, command: str, **arguments: str | int) -> Any:
+    def qmp(self, command: str, **arguments: str) -> Any:
         """Run a QMP command and return what it returns.
 
         :raises QmpFailed: QEMU refused it
