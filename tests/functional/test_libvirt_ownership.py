@@ -164,6 +164,7 @@ class OwnershipTest(test_pcowctl.TestCase):
             self.run_program('getfacl', '-cn', self.template).stdout,
             f'(?m)^user:{user.pw_uid}:r--$',
         )
+        self.must('undefine', domain)
 
     def check_template_itself(self) -> None:
         """No domain runs on a template: libvirt cannot give it away, and says so; nothing about it
