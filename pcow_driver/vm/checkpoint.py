@@ -39,7 +39,7 @@ def take(found: domain.Domain, name: str) -> model.Taken:
             ),
         )
     with room.for_snapshot(*found.writable()):
-        reply = _command(found, 'pcow-checkpoint-create', name=name)
+        reply = _command(found, 'pcow-checkpoint-create', name)
     return model.Taken.from_json(reply)
 
 
@@ -47,8 +47,8 @@ def revert(found: domain.Domain, name: str) -> model.Reverted:
     """Go back to a checkpoint, in the same QEMU; what the guest has stored since is dropped, and
     every other branch of the tree stays.
 
-    A guest that runs goes on from there, one that is paused stays paused. A domain that is off is
-    started, paused, and runs when it is there; if that fails it is off again.
+    A guest that runs goes on from there, one that is paused, or has crashed, is paused. A domain
+    that is off is started, paused, and runs when it is there; if that fails it is off again.
 
     :raises InvalidName:
     :raises DomainInvalid: its RAM is no image
@@ -58,7 +58,7 @@ def revert(found: domain.Domain, name: str) -> model.Reverted:
     names.check_snapshot_name(name)
     if found.active():
         return _revert(found, name, started=False)
-    tree.find_parts(found, name)
+    tree.check_exists(found, name)
     with found.started():
         return _revert(found, name, started=True)
 
@@ -75,7 +75,7 @@ def delete(found: domain.Domain, name: str) -> int:
     """
     names.check_snapshot_name(name)
     if found.active():
-        reply = _command(found, 'pcow-checkpoint-delete', name=name)
+        reply = _command(found, 'pcow-checkpoint-delete', name)
         return _reader(reply, 'pcow-checkpoint-delete').integer('freed')
     parts = tree.find_parts(found, name).snapshots
     for path, snapshot in parts.items():
@@ -86,7 +86,7 @@ def delete(found: domain.Domain, name: str) -> int:
 
 
 def _revert(found: domain.Domain, name: str, *, started: bool) -> model.Reverted:
-    reply = _command(found, 'pcow-checkpoint-revert', name=name)
+    reply = _command(found, 'pcow-checkpoint-revert', name)
     time = _reader(reply, 'pcow-checkpoint-revert').integer('time')
     return model.Reverted(time=time, started=started)
 
@@ -95,10 +95,10 @@ def _reader(reply: Any, command: str) -> image_model.Reader:
     return image_model.Reader(reply, command, 'QEMU')
 
 
-def _command(found: domain.Domain, command: str, **arguments: str) -> Any:
+def _command(found: domain.Domain, command: str, name: str) -> Any:
     """:raises DomainInvalid: RAM is an image in the XML, and not in QEMU"""
     try:
-        return found.qmp(command, **arguments)
+        return found.qmp(command, name=name)
     except exception.QmpFailed:
         ram = found.ram()
         if ram is not None and not _has_open(found, ram):

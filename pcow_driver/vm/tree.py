@@ -50,6 +50,19 @@ def find_parts(found: domain.Domain, name: str) -> Parts:
     raise exception.CheckpointNotFound(domain=found.name, name=name)
 
 
+def check_exists(found: domain.Domain, name: str) -> None:
+    """Before a domain that is off is started for a checkpoint.
+
+    :raises DomainInvalid: its RAM is no image
+    :raises CheckpointNotFound: also a QEMU that first finishes what another one has left will not
+        find it
+    """
+    homes, parts = _read(found)
+    unfinished = any(home.name.startswith(names.SNAPSHOT_MARKS) for home in homes)
+    if not unfinished and all(one.home.name != name for one in parts):
+        raise exception.CheckpointNotFound(domain=found.name, name=name)
+
+
 def branches(found: list[model.Checkpoint]) -> Iterator[tuple[int, model.Checkpoint]]:
     """Each checkpoint after the one that it descends from, and how far it is from its root."""
     known = {one.name for one in found}

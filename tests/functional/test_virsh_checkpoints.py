@@ -128,7 +128,7 @@ class CheckpointTest(CheckpointTestCase):
         assert guest.ram is not None
         with self.assertRaises(exception.ToolFailed) as caught:
             self.host.place.pcowctl('image', 'delete', self.host.place.reference(guest.ram))
-        self.assertIn('in use', str(caught.exception))
+        self.assertIn('is open for writing', str(caught.exception))
         # libvirt wants a qcow2 disk, which would keep the state
         self.host.virsh_fails('snapshot-create-as', guest.name, 's1')
         self.assertEqual({'warm': '', 'hot': 'warm'}, self.tree(guest))

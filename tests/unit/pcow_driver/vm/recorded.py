@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A domain whose RAM is an image: a libvirt and a pcow-img that record; QEMU's answers are given.
 
-Real ones do the same in tests/functional/test_vm_checkpoints.py.
+Real ones do the same in tests/functional/test_virsh_checkpoints.py.
 """
 
 import json
