@@ -4,6 +4,7 @@
 Real ones do the same in tests/functional/test_virsh_checkpoints.py.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 import sys
@@ -50,6 +51,14 @@ def snapshot(number: int, name: str, **fields: Any) -> dict[str, Any]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    text: str
+
+    def name(self) -> str:
+        return self.text
+
+
 class Recorded:
     """A connection and its only domain. ``calls`` is what was done; ``replies`` what QEMU says to a
     command: a value, or an error's words.
@@ -57,7 +66,8 @@ class Recorded:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.active, self.has_ram = True, True
+        self.active, self.has_ram, self.generation_id = True, True, False
+        self.domains = list[str]()
         self.calls = list[Any]()
         self.replies = dict[str, Any]()
 
@@ -69,7 +79,11 @@ class Recorded:
 
     def XMLDesc(self, _flags: int) -> str:  # noqa: N802
         ram = _RAM.format(directory=self.directory) if self.has_ram else ''
-        return _XML.format(directory=self.directory, ram=ram)
+        genid = '<genid/>' if self.generation_id else ''
+        return _XML.format(directory=self.directory, ram=f'{ram}{genid}')
+
+    def listAllDomains(self) -> list['_Named']:  # noqa: N802
+        return [_Named(name) for name in self.domains]
 
     def listAllSnapshots(self) -> list[object]:  # noqa: N802
         return []
@@ -101,6 +115,7 @@ class TestCase(base.TestCase):
             module = ModuleType(name)
             self.useFixture(fixtures.MonkeyPatch('sys.modules', sys.modules | {name: module}))
             setattr(module, 'VIR_DOMAIN_START_PAUSED', 1)  # noqa: B010
+            setattr(module, 'VIR_DOMAIN_XML_INACTIVE', 2)  # noqa: B010
             setattr(module, 'qemuMonitorCommand', _monitor)  # noqa: B010
         self.ram, self.nvdimm = self.directory / 'vm-ram.pcow', self.directory / 'vm.pcow'
         self.log = self.directory / 'log'
