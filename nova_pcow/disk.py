@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from typing import Any
 
 from lxml import etree
@@ -81,9 +80,7 @@ def _let_in(directory: str) -> None:
     if not group:
         return
     try:
-        for path, mode in ((os.path.join(directory, nbdkit.SOCKET), 0o660), (directory, 0o710)):
-            shutil.chown(path, group=group)
-            os.chmod(path, mode)
+        nbd.let_in(directory, group)
     except (OSError, LookupError) as e:
         raise exception.ConfigInvalid(
             reason=f'[nova_pcow] qemu_group {group} cannot be given a socket: {e}'

@@ -12,6 +12,7 @@ from unittest import mock
 
 import fixtures
 
+from pcow_driver.virt import disk_xml
 from tests.unit.pcow_driver import base
 
 HOOK = base.TOP / 'etc/libvirt/hooks/qemu.d/pcow'
@@ -316,6 +317,56 @@ class MainTest(base.TestCase):
         self.assertEqual(1, done.returncode)
         self.assertEqual(1, len(done.stderr.splitlines()))
         self.assertTrue(done.stderr.startswith('pcow: '), done.stderr)
+
+
+class DisksTest(base.TestCase):
+    """What the hook asks pcowctl for; what that does: virt/test_disk_server.py."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.log = self.directory / 'log'
+        self.pcowctl = self.script(
+            'pcowctl', f'#!/bin/sh\necho "$@" >>{self.log}; cat >{self.directory}/xml\n'
+        )
+        self.useFixture(
+            fixtures.EnvironmentVariable('PATH', f'{self.directory}:{os.environ["PATH"]}')
+        )
+        self.xml = XML.format(
+            '/x',
+            f"<metadata><p:disks xmlns:p='{disk_xml.NAMESPACE}'/></metadata>"
+            "<seclabel type='dynamic' model='dac'><label>+0:+107</label></seclabel>",
+        )
+
+    def _run(self, *args: str, xml: str = '') -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, '-I', '-B', HOOK, 'vm', *args, '-'],
+            input=xml or self.xml,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def test_from_before_qemu_starts_until_it_has_ended(self) -> None:
+        for words in (('prepare', 'begin'), ('start', 'begin'), ('started', 'begin')):
+            self.assertEqual((0, ''), (self._run(*words).returncode, self._run(*words).stdout))
+        self.assertEqual({'domain serve --group 107'}, set(self.log.read_text().splitlines()))
+        self.assertEqual(self.xml, (self.directory / 'xml').read_text())
+        self.log.unlink()
+        for words in (('stopped', 'end'), ('migrate', 'begin'), ('release', 'end')):
+            done = self._run(*words)
+            # libvirt takes what a hook prints then for the XML that it wants
+            self.assertEqual((0, ''), (done.returncode, done.stdout), done.stderr)
+        self.assertEqual('domain check-stays\ndomain unserve\n', self.log.read_text())
+
+    def test_nothing_for_other_domains(self) -> None:
+        for words in (('start', 'begin'), ('migrate', 'begin'), ('release', 'end')):
+            self.assertEqual(0, self._run(*words, xml=XML.format('/x', '')).returncode)
+        self.assertFalse(self.log.exists())
+
+    def test_what_pcowctl_refuses_is_told(self) -> None:
+        self.script('pcowctl', '#!/bin/sh\necho "vm.pcow is open" >&2; exit 1\n')
+        done = self._run('start', 'begin')
+        self.assertEqual((1, 'pcow: vm.pcow is open\n'), (done.returncode, done.stderr))
 
 
 class ProfileTest(base.TestCase):
