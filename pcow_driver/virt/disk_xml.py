@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import dataclasses
 import os
 import re
+from typing import Any
 import uuid as uuidlib
 import xml.etree.ElementTree as ET
 
@@ -32,6 +33,8 @@ EXPORT = 'export'  # in the directory of a disk
 
 # Requests of the guest wait for nbdkit, which its unit starts again; libvirt knows this since 9.2.
 RECONNECT_SECONDS = 60
+# A guest whose disk fails is paused and can go on, rather than see its file system break.
+ERROR_POLICY = {'error_policy': 'stop', 'rerror_policy': 'stop'}
 _TARGET = re.compile(r'[a-z]{2,8}')
 _LIST, _ITEM = f'{{{NAMESPACE}}}disks', f'{{{NAMESPACE}}}disk'
 ET.register_namespace('pcow-disks', NAMESPACE)
@@ -56,10 +59,16 @@ def socket_path(uuid: str, target: str) -> str:
     return os.path.join(DIRECTORY, f'{check_uuid(uuid)}-{target}', EXPORT, nbdkit.SOCKET)
 
 
-def add_socket(source: ET.Element, socket: str) -> None:
-    """Have a ``<source protocol='nbd'>`` name a socket, to which QEMU connects again."""
-    ET.SubElement(source, 'host', transport='unix', socket=socket)
-    ET.SubElement(source, 'reconnect', delay=str(RECONNECT_SECONDS))
+def add_socket(source: Any, socket: str) -> None:
+    """Have a ``<source protocol='nbd'>`` name a socket, to which QEMU connects again.
+
+    :param source: element of xml.etree or of lxml
+    """
+    for tag, attributes in (
+        ('host', {'transport': 'unix', 'socket': socket}),
+        ('reconnect', {'delay': str(RECONNECT_SECONDS)}),
+    ):
+        source.append(source.makeelement(tag, attributes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,16 +103,8 @@ class Disk:
         """
         self.check()
         disk = ET.Element('disk', type='network', device='disk')
-        # A guest whose disk fails is paused and can go on, rather than see its file system break.
-        ET.SubElement(
-            disk,
-            'driver',
-            name='qemu',
-            type='raw',
-            error_policy='stop',
-            rerror_policy='stop',
-            discard='unmap',
-        )
+        driver = {'name': 'qemu', 'type': 'raw', 'discard': 'unmap', **ERROR_POLICY}
+        ET.SubElement(disk, 'driver', driver)
         add_socket(ET.SubElement(disk, 'source', protocol='nbd'), socket_path(uuid, self.target))
         ET.SubElement(disk, 'target', dev=self.target, bus=VIRTIO)
         return disk

@@ -59,6 +59,18 @@ def run(*words: object) -> str:
     return done.stdout
 
 
+def try_virsh(uri: str, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ('virsh', '-q', '-c', uri, *map(str, words)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=os.environ | {'LC_ALL': 'C'},
+        check=False,
+    )
+
+
 def _unmount(path: Path) -> None:
     if os.path.ismount(path):
         run('umount', '-l', path)
@@ -183,15 +195,7 @@ class Host:
         return result.stderr.strip()
 
     def try_virsh(self, *words: object) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            ('virsh', '-q', '-c', self.daemon.uri, *map(str, words)),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            env=os.environ | {'LC_ALL': 'C'},
-            check=False,
-        )
+        done = try_virsh(self.daemon.uri, *words)
         if self.transcript is not None:
             self.transcript += [
                 f'$ virsh {" ".join(map(str, words))}',
