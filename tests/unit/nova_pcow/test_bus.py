@@ -62,10 +62,10 @@ class ParseTest(oslotest_base.BaseTestCase):
             error = self.assertRaises(flavor.FlavorInvalid, parse, None, **specs)
             self.assertIn(words, str(error))
         for value in ('', 'VIRTIO', '../x'):
-            error = self.assertRaises(
+            refused = self.assertRaises(
                 flavor.ImagePropertyInvalid, parse, {'image_pcow:bus': value}, root='true'
             )
-            self.assertIn('openstack image unset --property pcow:bus', str(error))
+            self.assertIn('openstack image unset --property pcow:bus', str(refused))
 
     def test_resize_from_one_to_the_other(self) -> None:
         flavor.check_resize(parse(root='true'), parse(root='true', bus='virtio'))
@@ -161,18 +161,18 @@ class ServerTest(base.ServersTestCase):
         self.assertIn('take a flavor without them', self.fault(server))
         self.assertEqual([], self.images())
 
-    def resize(self, server: Any, status: str, **specs: str) -> None:
+    def resize(self, server: Any, flavor_id: str) -> None:
         with contextlib.suppress(client.OpenStackApiException):
-            self.api.post_server_action(
-                server['id'], {'resize': {'flavorRef': self.make_flavor(**specs)}}
-            )
-        self._wait_for_server_parameter(server, {'OS-EXT-STS:task_state': None, 'status': status})
+            self.api.post_server_action(server['id'], {'resize': {'flavorRef': flavor_id}})
+        self._wait_for_server_parameter(
+            server, {'OS-EXT-STS:task_state': None, 'status': 'VERIFY_RESIZE'}
+        )
 
     def test_resize_to_a_disk_and_back(self) -> None:
         server = self.boot(self.make_flavor(root='true'))
         self.check_is_memory(server)
         before = image.info(self.root(server)).uuid
-        self.resize(server, 'VERIFY_RESIZE', root='true', bus='virtio')
+        self.resize(server, self.make_flavor(root='true', bus='virtio'))
         self.check_is_disk(server)
         self.api.post_server_action(server['id'], {'revertResize': None})
         self._wait_for_state_change(server, 'ACTIVE')
@@ -181,7 +181,7 @@ class ServerTest(base.ServersTestCase):
 
     def test_resize_to_memory(self) -> None:
         server = self.boot(self.make_flavor(root='true', bus='virtio'))
-        self.resize(server, 'VERIFY_RESIZE', root='true')
+        self.resize(server, self.make_flavor(root='true'))
         self.check_is_memory(server)
         self.api.post_server_action(server['id'], {'confirmResize': None})
         self._wait_for_state_change(server, 'ACTIVE')
@@ -203,6 +203,6 @@ class ServerTest(base.ServersTestCase):
         self.check_is_disk(server)
 
     def test_volumes_are_disks_as_well(self) -> None:
-        for specs, expected in (({'bus': 'virtio'}, False), ({}, True)):
-            server = self.boot(self.make_flavor(root='true', **specs))
+        for bus, expected in (('virtio', False), ('pmem', True)):
+            server = self.boot(self.make_flavor(root='true', bus=bus))
             self.assertEqual(expected, flavor.has_memory(self.instance(server)))
