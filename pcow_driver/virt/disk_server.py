@@ -41,7 +41,10 @@ def serve(domain_xml: str, group: int, peer: str | None = None) -> None:
             owner = os.stat(disk.path).st_uid
         except OSError:
             raise exception.ImageNotFound(path=disk.path) from None
-        os.makedirs(disk_xml.DIRECTORY, mode=0o755, exist_ok=True)
+        for above in (os.path.dirname(disk_xml.DIRECTORY), disk_xml.DIRECTORY):
+            if not os.path.isdir(above):
+                os.mkdir(above)
+                os.chmod(above, 0o755)  # noqa: S103 - QEMU has to get through, whatever the umask
         if not os.path.isdir(directory):
             os.mkdir(directory, mode=0o700)
         os.chown(directory, owner, group, follow_symlinks=False)

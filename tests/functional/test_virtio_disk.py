@@ -88,7 +88,7 @@ class VirtioDiskTest(unittest.TestCase):
         self.place.pcowctl(
             *('template', 'build', '--source-format', 'qcow2', str(disk), reference(template))
         )
-        self.place.pcowctl('image', 'create', reference(self.image), '--template', TEMPLATE)
+        self.place.pcowctl('image', 'create', reference(self.image), '--template', template.stem)
         self.daemon.start()
         self.names: list[str] = []
         self.addCleanup(self._destroy)

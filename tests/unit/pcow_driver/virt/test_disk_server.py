@@ -9,6 +9,7 @@ import pwd
 import shutil
 import signal
 import stat
+import time
 
 import fixtures
 
@@ -16,12 +17,14 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.common import users
+from pcow_driver.export import nbdkit_unit
 from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.virt import disk_server
 from pcow_driver.virt import disk_xml
 from pcow_driver.virt import domain_xml
 from tests.unit.pcow_driver import base
+from tests.unit.pcow_driver.export import test_nbdkit_unit
 
 UUID, OTHER = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6', '0d4f5c8e-2b61-4a0e-8f0b-6a1d2c3e4f50'
 NOBODY = pwd.getpwnam('nobody')
@@ -79,6 +82,33 @@ class ServerTest(base.TestCase):
         os.kill(int((export / 'nbdkit.pid').read_text()), signal.SIGKILL)
         self.serve(self.xml)
         self.io('read -P 7 0 4k')
+
+    def test_a_killed_one_comes_back_for_the_same_qemu(self) -> None:
+        """Where systemd starts it."""
+        asked = str(self.directory / 'asked')
+        self.useFixture(fixtures.MockPatchObject(nbdkit_unit, 'SOCKET', asked))
+        self.addCleanup(test_nbdkit_unit.Systemd(asked).close)
+        self.serve(self.xml)
+        socket = Path(disk_xml.socket_path(UUID, 'vda'))
+        self.io('write -P 7 0 4k')
+        os.kill(pid := int((socket.parent / 'nbdkit.pid').read_text()), signal.SIGKILL)
+        end = time.monotonic() + 60
+        while (
+            self._pid(socket.parent) in ('', str(pid))
+            or stat.S_IMODE(socket.stat().st_mode) != 0o666
+        ):
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+        self.io('read -P 7 0 4k')
+        disk_server.unserve(self.xml)
+        self.assertEqual([], os.listdir(self.place))
+
+    @staticmethod
+    def _pid(export: Path) -> str:
+        try:
+            return (export / 'nbdkit.pid').read_text().strip()
+        except FileNotFoundError:
+            return ''
 
     def test_a_domain_that_was_copied(self) -> None:
         xml = self.xml.replace(f'<uuid>{UUID}', f'<uuid>{OTHER}')
