@@ -5,6 +5,7 @@ of another one, with what was written.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import os
 from pathlib import Path
@@ -128,17 +129,17 @@ class VirtioDiskTest(unittest.TestCase):
             self.assertLess(time.monotonic(), end)
             time.sleep(0.1)
 
-    def boot(self, name: str, number: int, root: str) -> Console:
+    @contextlib.contextmanager
+    def boot(self, name: str, number: int, root: str) -> Iterator[Console]:
         self.virsh('start', name)
-        console = Console(self.virsh('dumpxml', name))
-        self.addCleanup(console.__exit__)
-        release = debian_image.release(debian_image.kernels()[0])
-        console.expect(
-            rb'pcow-guest: boot %d of %s on %s\b.*' % (number, release.encode(), root.encode()),
-            BOOT_SECONDS,
-        )
-        console.expect(rb'pcow-ready\r?\n', COMMAND_SECONDS)
-        return console
+        with Console(self.virsh('dumpxml', name)) as console:
+            release = debian_image.release(debian_image.kernels()[0])
+            console.expect(
+                rb'pcow-guest: boot %d of %s on %s\b' % (number, release.encode(), root.encode()),
+                BOOT_SECONDS,
+            )
+            console.expect(rb'pcow-ready\r?\n', COMMAND_SECONDS)
+            yield console
 
     def test_a_disk_and_then_memory(self) -> None:
         name = self.define('disk', '--bus', 'virtio')
