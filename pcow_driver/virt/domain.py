@@ -91,8 +91,8 @@ class Files:
 
 
 def all_images() -> Files:
-    """The files that NVDIMMs and disks of any domain name, and its RAM, running or not, now or after
-    its next start.
+    """The files that NVDIMMs and disks of any domain name, and its RAM, running or not, now or
+    after its next start.
 
     :raises LibvirtFailed: then nobody knows
     """
