@@ -142,8 +142,10 @@ class Domain:
         self._domain.undefine()
 
     def definition(self) -> str:
-        """XML of its next start."""
-        return str(self._domain.XMLDesc(_import('libvirt').VIR_DOMAIN_XML_INACTIVE))
+        """XML of its next start, with the passwords that are in it."""
+        libvirt = _import('libvirt')
+        flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
+        return str(self._domain.XMLDesc(flags))
 
     def active(self) -> bool:
         """Whether a QEMU exists for it, running or paused."""

@@ -20,9 +20,8 @@ TYPES = ('kvm', 'qemu')
 NETWORKS = ('none', 'user')
 FIRMWARES = ('bios', 'efi')
 MIN_HOTPLUG_SLOTS = 16
-_QEMU_NAMESPACE = 'http://libvirt.org/schemas/domain/qemu/1.0'
 _ACCEPT_VOLATILE = ('-global', 'nvdimm.pcow-volatile=on')
-ET.register_namespace('qemu', _QEMU_NAMESPACE)
+ET.register_namespace('qemu', libvirt_xml.QEMU_NAMESPACE)
 
 
 def default_type() -> str:
@@ -121,9 +120,9 @@ class Domain:
         ET.SubElement(domain, 'on_crash').text = 'destroy'
         self._add_devices(domain)
         if self.volatile:
-            command_line = ET.SubElement(domain, f'{{{_QEMU_NAMESPACE}}}commandline')
+            command_line = ET.SubElement(domain, f'{{{libvirt_xml.QEMU_NAMESPACE}}}commandline')
             for word in _ACCEPT_VOLATILE:
-                ET.SubElement(command_line, f'{{{_QEMU_NAMESPACE}}}arg', value=word)
+                ET.SubElement(command_line, f'{{{libvirt_xml.QEMU_NAMESPACE}}}arg', value=word)
         return domain
 
     def to_xml(self) -> str:

@@ -33,6 +33,7 @@ def fork(domain_xml: str, name: str, images: Mapping[str, str]) -> str:
     """
     root = libvirt_xml.parse(domain_xml)
     _refuse_shared(root)
+    _refuse_files(root, images)
     for tag, text in (('name', name), ('uuid', str(uuidlib.uuid4()))):
         element = root.find(tag)
         if element is None:
@@ -61,11 +62,44 @@ def _refuse_shared(root: ET.Element) -> None:
                     f'(virsh detach-interface), and give each fork one of its own'
                 ),
             )
-    for element, what in (('vsock', 'vsock'), ('hostdev', 'device of the host')):
+    for element, what in (
+        ('vsock', 'vsock'),
+        ('hostdev', 'device of the host'),
+        ('shmem', 'shared memory device'),
+    ):
         if root.find(f'devices/{element}') is not None:
             raise exception.DomainInvalid(
                 domain=parent, reason=f'it has a {what}, which a fork cannot have as well'
             )
+
+
+def _refuse_files(root: ET.Element, images: Mapping[str, str]) -> None:
+    """What the child would store to, and its parent as well."""
+    parent = root.findtext('name') or ''
+    for memory in root.iterfind('devices/memory'):
+        path = memory.findtext('source/path')
+        if path and path not in images and memory.find('target/readonly') is None:
+            raise exception.DomainInvalid(
+                domain=parent,
+                reason=f'its memory device on {path} is no pcow image, so a fork would share it',
+            )
+    ram = libvirt_xml.find_ram(root)
+    if ram is not None and ram.get('path') not in images:
+        raise exception.DomainInvalid(
+            domain=parent,
+            reason='it was defined with other RAM since it was started: start it anew',
+        )
+    words = [
+        element.get('value') or '' for element in root.iter(f'{{{libvirt_xml.QEMU_NAMESPACE}}}arg')
+    ]
+    if any(option != '-global' for option in words[::2]):
+        raise exception.DomainInvalid(
+            domain=parent,
+            reason=(
+                'its XML has arguments of QEMU (qemu:commandline), which may name files and '
+                'sockets that a fork cannot have as well'
+            ),
+        )
 
 
 def _replace_images(root: ET.Element, images: Mapping[str, str]) -> None:

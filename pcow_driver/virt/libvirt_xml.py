@@ -16,6 +16,7 @@ MIN_LABEL_SIZE = 128 * units.KIB
 # What a guest flushes is durable on an nvdimm if its pool is class pmem, on virtio-pmem also if it
 # is class page-cache.
 MODELS = ('nvdimm', 'virtio-pmem')
+QEMU_NAMESPACE = 'http://libvirt.org/schemas/domain/qemu/1.0'
 # libvirt has no element for it; the hook (etc/libvirt/hooks/qemu.d/pcow) reads this one.
 _RAM_NAMESPACE = 'urn:pcow:domain'
 _RAM = f'{{{_RAM_NAMESPACE}}}ram'

@@ -6,6 +6,7 @@ With libvirt and a guest: test_virsh_checkpoints.py.
 
 import json
 from pathlib import Path
+import time
 
 from tests.functional import checkpoint_case
 from tests.functional import images
@@ -63,6 +64,8 @@ class TreeTest(checkpoint_case.CheckpointTestCase):
                 vm.qmp('cont')
                 self.write(vm, b'again')
                 vm.process.kill()
+        with self.start() as vm:  # what it had begun to use is given back
+            vm.quit()
         self.assert_files_clean()
 
     def test_sizes(self) -> None:
@@ -96,6 +99,59 @@ class TreeTest(checkpoint_case.CheckpointTestCase):
             self.assertEqual('', vm.load('one'))
             self.assertEqual('paused', vm.status())
             self.assert_reads(vm, b'one')
+            vm.quit()
+
+
+class FailureTest(checkpoint_case.CheckpointTestCase):
+    """Halfway, and while something else happens."""
+
+    def test_revert_that_fails_is_tried_again(self) -> None:
+        """A device that the state is of has gone meanwhile."""
+        with self.start(
+            '-device', 'qemu-xhci,id=usb', '-device', 'usb-tablet,id=tablet,bus=usb.0,port=1'
+        ) as vm:
+            self.write(vm, b'one')
+            self.assertEqual('', vm.save('one'))
+            self.write(vm, b'two')
+            vm.qmp('device_del', id='tablet')
+            vm.wait_event('DEVICE_DELETED')
+            said = vm.load('one')
+            self.assertIn('the VM is paused', said)
+            self.assertNotEqual('', vm.save('x'))
+            vm.qmp('device_add', driver='usb-tablet', id='tablet', bus='usb.0', port='1')
+            self.assertEqual('', vm.load('one'))
+            self.assert_reads(vm, b'one')
+            vm.qmp('cont')
+            self.assertEqual('running', vm.status())
+            self.assertEqual({'mem0': ['one'], 'ram0': ['one']}, vm.parts())
+            vm.quit()
+        self.assert_files_clean()
+
+    def test_qemu_ends_meanwhile(self) -> None:
+        """SIGTERM while the checkpoint is taken: there is none, or a whole one."""
+        for delay in (0, 0.001, 0.003, 0.01):
+            with self.start() as vm:
+                self.write(vm, b'then')
+                vm.begin_qmp('pcow-checkpoint-create', name=f's{delay}')
+                time.sleep(delay)
+                vm.process.terminate()
+                self.assertEqual(0, vm.process.wait(60))
+            with self.start('-S') as vm:
+                for name in vm.checkpoints():
+                    self.assertEqual('', vm.load(name))
+                    self.assert_reads(vm, b'then')
+                vm.quit()
+        self.assert_files_clean()
+
+    def test_capabilities_of_migrations(self) -> None:
+        with self.start() as vm:
+            for state in (True, False):
+                vm.qmp(
+                    'migrate-set-capabilities',
+                    capabilities=[{'capability': 'multifd', 'state': state}],
+                )
+                said = vm.save('one')
+                self.assertEqual(state, 'multifd' in said, said)
             vm.quit()
 
 

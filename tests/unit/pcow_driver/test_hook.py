@@ -203,7 +203,8 @@ class GrantTest(base.TestCase):
         self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
 
 
-RAM = """<domain id='7'><metadata><ram xmlns='urn:pcow:domain' path='{}'/></metadata>
+RAM = """<domain id='7'><name>shortened-name</name>
+<metadata><ram xmlns='urn:pcow:domain' path='{}'/></metadata>
 <memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>
 <cpu><numa><cell id='0' memory='8192'/>{}</numa></cpu>{}</domain>"""
 
@@ -278,19 +279,34 @@ class RamTest(base.TestCase):
         self.assertEqual(
             os.path.realpath(self.path), os.readlink(self.memory / '7-shortened-na/ram-node0')
         )
-        # who was there first: not libvirt
+        # a file there is not libvirt's
+        (self.memory / '7-shortened-na/ram-node0').unlink()
+        (self.memory / '7-shortened-na/ram-node0').touch()
         self.assertRaises(hook.HookError, self._link, self._xml())
 
+    def test_what_a_power_cut_has_left(self) -> None:
+        """Of a run of this domain and of another one's: their numbers come again."""
+        own = self.memory / '7-shortened-name'
+        for place in (own, self.memory / '7-short', self.memory / '7-other'):
+            place.mkdir()
+            (place / 'ram-node0').symlink_to('/elsewhere.pcow')
+        self._link(self._xml())
+        self.assertEqual(os.path.realpath(self.path), os.readlink(own / 'ram-node0'))
+        # nor is it followed for a domain whose RAM is no image
+        hook.link_ram(self._xml(), None, str(self.conf))
+        self.assertEqual([], os.listdir(own))
+        hook.link_ram(self._xml().replace("id='7'", "id='8'"), None, str(self.conf))
+
     def test_link_of_a_guest_without_numa(self) -> None:
-        (self.memory / '7-vm').mkdir()
+        (self.memory / '7-shortened-name').mkdir()
         self._link(self._xml().replace("<cell id='0' memory='8192'/>", ''))
-        self.assertEqual(['pc.ram'], os.listdir(self.memory / '7-vm'))
+        self.assertEqual(['pc.ram'], os.listdir(self.memory / '7-shortened-name'))
 
     def test_no_place_for_a_link(self) -> None:
         self.assertRaises(hook.HookError, self._link, self._xml())
-        (self.memory / '7-vm').mkdir()
+        (self.memory / '7-shortened-name').mkdir()
         self.assertRaises(hook.HookError, self._link, self._xml("<cell id='1' memory='8192'/>"))
-        self.assertEqual([], os.listdir(self.memory / '7-vm'))
+        self.assertEqual([], os.listdir(self.memory / '7-shortened-name'))
 
 
 class MainTest(base.TestCase):

@@ -273,6 +273,8 @@ int coroutine_fn hostmem_pcow_co_flush(HostMemPcow *pcow, Error **errp);
  * one of hostmem_pcow_all_flush() after it.
  */
 void coroutine_fn hostmem_pcow_co_all_flush_ahead(void);
+/* Fails, once, if one of those has failed: no later flush tells it again. */
+bool hostmem_pcow_all_flushed_ahead(Error **errp);
 /* The same in the main thread, which keeps the guest from nothing meanwhile */
 void hostmem_pcow_all_flush_ahead(void);
 /* Main loop; the guest is stopped. */

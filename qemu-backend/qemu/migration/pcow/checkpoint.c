@@ -17,6 +17,7 @@
  * depend on the size of RAM, nor on how much of it was written to.
  */
 #include "qemu/osdep.h"
+#include "block/thread-pool.h"
 #include "io/channel-buffer.h"
 #include "migration/global_state.h"
 #include "migration/migration.h"
@@ -27,6 +28,7 @@
 #include "qapi/qapi-commands-pcow.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
+#include "qemu/notify.h"
 #include "qemu/timer.h"
 #include "qemu/units.h"
 #include "migration/pcow/checkpoint.h"
@@ -34,6 +36,7 @@
 #include "system/system.h"
 
 #define STATE_CAPACITY (1 * MiB)        /* of a usual VM; it grows */
+#define PIECE (2 * MiB)                 /* of what is stored at a time */
 
 typedef struct Part {
     HostMemPcow *pcow;
@@ -48,8 +51,13 @@ typedef struct Taking {
     int64_t seconds;
     uint32_t nanoseconds;
     GArray *parts;              /* of Part; the home is the last one */
+    unsigned seen;              /* of them, when they were looked for again */
     Checkpoint *checkpoint;
     uint64_t pause;             /* ns */
+    uint8_t *encoded;           /* manifest and state, */
+    uint64_t size;              /* so many bytes */
+    Notifier shutdown;
+    bool ends;                  /* QEMU does, or the guest has powered off */
 } Taking;
 
 static bool told(int ret, const struct pcow_error *error, Error **errp)
@@ -87,6 +95,26 @@ static bool coroutine_fn co_call(MainLoopFn *fn, Taking *taking, Error **errp)
     qemu_coroutine_yield();
     error_propagate(errp, call.err);
     return call.ok;
+}
+
+/*
+ * After this QEMU takes itself apart, the state of migrations with it, while
+ * it lets this go on.
+ */
+static void note_shutdown(Notifier *notifier, void *data)
+{
+    container_of(notifier, Taking, shutdown)->ends = true;
+}
+
+/* Any time; others may have done something since the last one. */
+static bool may_go_on(Taking *taking, Error **errp)
+{
+    if (taking->ends || runstate_check(RUN_STATE_SHUTDOWN)) {
+        error_setg(errp, "the VM has been shut down: there is nothing to take "
+                   "a checkpoint of");
+        return false;
+    }
+    return checkpoint_may_begin(errp);
 }
 
 static bool add_part(HostMemPcow *pcow, void *opaque, Error **errp)
@@ -172,12 +200,55 @@ static bool serialise(Checkpoint *checkpoint, Error **errp)
     return ok;
 }
 
+/* Nothing that was asked before has been plugged or begun meanwhile. */
+static bool may_create(Taking *taking, Error **errp)
+{
+    return may_go_on(taking, errp) && !migration_is_blocked(errp) &&
+           checkpoint_check_capabilities(errp) &&
+           hostmem_pcow_check_no_disks(errp);
+}
+
+static bool is_part(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    Taking *taking = opaque;
+
+    for (guint i = 0; i < taking->parts->len; i++) {
+        if (g_array_index(taking->parts, Part, i).pcow == pcow) {
+            taking->seen++;
+            return true;
+        }
+    }
+    if (pcow->readonly) {
+        return true;
+    }
+    error_setg(errp, "the pcow image '%s' was plugged while the checkpoint was "
+               "prepared: try again", pcow_path(pcow->image));
+    return false;
+}
+
+static bool has_same_images(Taking *taking, Error **errp)
+{
+    taking->seen = 0;
+    if (!hostmem_pcow_foreach(is_part, taking, errp)) {
+        return false;
+    }
+    if (taking->seen != taking->parts->len) {
+        error_setg(errp, "a pcow image was unplugged while the checkpoint was "
+                   "prepared: try again");
+        return false;
+    }
+    return true;
+}
+
 static bool take(Taking *taking, Error **errp)
 {
-    RunState before = runstate_get();
+    RunState before = runstate_get(), asked;
     int64_t start = get_clock();
-    bool ok;
+    bool ok, stops;
 
+    if (!may_create(taking, errp) || !has_same_images(taking, errp)) {
+        return false;
+    }
     global_state_store();
     vm_stop(RUN_STATE_SAVE_VM);
     ok = hostmem_pcow_check_no_stores(errp) && freeze_all(taking, errp);
@@ -185,8 +256,14 @@ static bool take(Taking *taking, Error **errp)
         taking->checkpoint = checkpoint_describe(taking->name, errp);
         ok = taking->checkpoint && serialise(taking->checkpoint, errp);
     }
+    /* Somebody may have wanted to stop it meanwhile, and that is not over */
+    stops = qemu_vmstop_requested(&asked);
     vm_resume(before);
     taking->pause = get_clock() - start;
+    if (stops) {
+        qemu_system_vmstop_request_prepare();
+        qemu_system_vmstop_request(asked);
+    }
     return ok;
 }
 
@@ -219,18 +296,47 @@ static bool coroutine_fn finish_all(Taking *taking, Error **errp)
     return true;
 }
 
-/* Returns the bytes of the state, or 0. */
-static uint64_t coroutine_fn commit(Taking *taking, Error **errp)
+static int encode_worker(void *opaque)
 {
-    uint64_t size = checkpoint_write(taking->checkpoint, taking->home,
-                                     taking->mark, errp);
+    Taking *taking = opaque;
 
-    /* so that the commit has little to wait for, in the main loop */
-    if (!size || hostmem_pcow_co_flush(taking->home, errp) < 0 ||
-        !checkpoint_commit(taking->home, taking->mark, size, errp)) {
-        return 0;
+    taking->encoded = checkpoint_encode(taking->checkpoint, &taking->size);
+    return 0;
+}
+
+/* In pieces, between which the main loop serves the guest's devices. */
+static bool coroutine_fn write_state(Taking *taking, Error **errp)
+{
+    struct pcow_error error;
+
+    thread_pool_submit_co(encode_worker, taking);
+    if (!taking->encoded) {
+        error_setg(errp, "the state of the devices is too large to be kept");
+        return false;
     }
-    return size;
+    for (uint64_t at = 0; at < taking->size; at += PIECE) {
+        if (!told(pcow_snapshot_write_state(taking->home->image, taking->mark,
+                                            at, taking->encoded + at,
+                                            MIN(PIECE, taking->size - at),
+                                            &error), &error, errp)) {
+            return false;
+        }
+        aio_co_reschedule_self(qemu_get_aio_context());
+    }
+    return true;
+}
+
+static bool coroutine_fn commit(Taking *taking, Error **errp)
+{
+    struct pcow_error error;
+
+    /* The second one is so that the commit has little to wait for */
+    return write_state(taking, errp) &&
+           hostmem_pcow_all_flushed_ahead(errp) &&
+           hostmem_pcow_co_flush(taking->home, errp) == 0 &&
+           told(pcow_snapshot_set_state_size(taking->home->image, taking->mark,
+                                             taking->size, &error),
+                &error, errp);
 }
 
 /* What fails here the next operation does, or the next start. */
@@ -250,11 +356,12 @@ static void give_names(Taking *taking)
     }
 }
 
+/* The home first: after an error behind the commit it may count already. */
 static void take_back(Taking *taking)
 {
     struct pcow_error error;
 
-    for (guint i = 0; i < taking->parts->len; i++) {
+    for (guint i = taking->parts->len; i-- > 0;) {
         Part *part = &g_array_index(taking->parts, Part, i);
 
         if (!part->made) {
@@ -270,31 +377,26 @@ static PcowCheckpointCreated *coroutine_fn create(Taking *taking, Error **errp)
 {
     int64_t start = get_clock();
     PcowCheckpointCreated *result;
-    uint64_t size = 0;
 
     hostmem_pcow_co_all_flush_ahead();
-    if (checkpoint_may_begin(errp) && prepare_all(taking, errp) &&
-        checkpoint_may_begin(errp) && co_call(take, taking, errp) &&
-        finish_all(taking, errp)) {
-        size = commit(taking, errp);
-    }
-    if (!size) {
+    if (!may_go_on(taking, errp) || !hostmem_pcow_all_flushed_ahead(errp) ||
+        !prepare_all(taking, errp) || !co_call(take, taking, errp) ||
+        !finish_all(taking, errp) || !commit(taking, errp)) {
         take_back(taking);
         return NULL;
     }
     result = g_new0(PcowCheckpointCreated, 1);
     result->pause = taking->pause;
     result->durable = get_clock() - start;
-    result->state_size = size;
+    result->state_size = taking->size;
     give_names(taking);
     return result;
 }
 
-static bool may_create(Taking *taking, Error **errp)
+static bool begin(Taking *taking, Error **errp)
 {
     checkpoint_recover(false);
-    return checkpoint_may_begin(errp) && !migration_is_blocked(errp) &&
-           hostmem_pcow_check_no_disks(errp) &&
+    return may_create(taking, errp) &&
            hostmem_pcow_all_check_name(taking->name, errp);
 }
 
@@ -307,29 +409,37 @@ qmp_pcow_checkpoint_create(const char *name, Error **errp)
         .name = name,
         .seconds = now / G_USEC_PER_SEC,
         .nanoseconds = now % G_USEC_PER_SEC * 1000,
+        .shutdown.notify = note_shutdown,
     };
-    PcowCheckpointCreated *result;
+    PcowCheckpointCreated *result = NULL;
     Part last = { .pcow = taking.home };
 
-    if (!taking.home || !co_call(may_create, &taking, errp)) {
+    if (!taking.home) {
         return NULL;
     }
-    taking.mark = checkpoint_mark_name(CHECKPOINT_TAKING, taking.home,
-                                       taking.seconds, taking.nanoseconds);
-    taking.parts = g_array_new(false, true, sizeof(Part));
-    hostmem_pcow_foreach(add_part, &taking, NULL);
-    object_ref(OBJECT(taking.home->backend));
-    g_array_append_val(taking.parts, last);
+    qemu_register_shutdown_notifier(&taking.shutdown);
+    if (co_call(begin, &taking, errp)) {
+        taking.mark = checkpoint_mark_name(CHECKPOINT_TAKING, taking.home,
+                                           taking.seconds, taking.nanoseconds);
+        taking.parts = g_array_new(false, true, sizeof(Part));
+        hostmem_pcow_foreach(add_part, &taking, NULL);
+        object_ref(OBJECT(taking.home->backend));
+        g_array_append_val(taking.parts, last);
 
-    checkpoint_begin();
-    result = create(&taking, errp);
-    checkpoint_end();
+        checkpoint_begin();
+        result = create(&taking, errp);
+        checkpoint_end();
 
-    for (guint i = 0; i < taking.parts->len; i++) {
-        object_unref(OBJECT(g_array_index(taking.parts, Part, i).pcow->backend));
+        for (guint i = 0; i < taking.parts->len; i++) {
+            Part *part = &g_array_index(taking.parts, Part, i);
+
+            object_unref(OBJECT(part->pcow->backend));
+        }
+        g_array_unref(taking.parts);
+        checkpoint_free(taking.checkpoint);
+        g_free(taking.encoded);
+        g_free(taking.mark);
     }
-    g_array_unref(taking.parts);
-    checkpoint_free(taking.checkpoint);
-    g_free(taking.mark);
+    notifier_remove(&taking.shutdown);
     return result;
 }

@@ -54,13 +54,10 @@ G_DEFINE_AUTOPTR_CLEANUP_FUNC(Checkpoint, checkpoint_free)
 /* What every image is, the writable ones by their HostMemPcow.snapshot_id. */
 Checkpoint *checkpoint_describe(const char *name, Error **errp);
 /*
- * Store it with a snapshot of the home: it does not count before
- * checkpoint_commit(), which makes it durable first.  Returns its bytes, or 0.
+ * As it is stored with the snapshot of the home.  NULL: too much.  In any
+ * thread; to be freed with g_free().
  */
-uint64_t checkpoint_write(const Checkpoint *checkpoint, HostMemPcow *home,
-                          const char *snapshot, Error **errp);
-bool checkpoint_commit(HostMemPcow *home, const char *snapshot, uint64_t size,
-                       Error **errp);
+void *checkpoint_encode(const Checkpoint *checkpoint, uint64_t *size);
 /* All of it, by its checksum; NULL if it is damaged, or of another kind. */
 Checkpoint *checkpoint_read(struct pcow_image *image,
                             const struct pcow_snapshot *snapshot, Error **errp);
@@ -101,6 +98,8 @@ bool checkpoint_find_part(HostMemPcow *pcow, const struct pcow_snapshot *home,
                           struct pcow_snapshot *found, Error **errp);
 /* Nothing else that concerns the whole VM is under way. */
 bool checkpoint_may_begin(Error **errp);
+/* No capability is on that is about another way to send RAM. */
+bool checkpoint_check_capabilities(Error **errp);
 
 /* ---- migration/pcow/recovery.c ---- */
 

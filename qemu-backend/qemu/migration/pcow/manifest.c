@@ -98,15 +98,17 @@ static void get_hash(const Header *header, uint64_t length,
     g_checksum_get_digest(sum, hash, &size);
 }
 
-uint64_t checkpoint_write(const Checkpoint *checkpoint, HostMemPcow *home,
-                          const char *snapshot, Error **errp)
+void *checkpoint_encode(const Checkpoint *checkpoint, uint64_t *size)
 {
     uint64_t begin = sizeof(Header) + checkpoint->count * sizeof(Record);
     uint64_t length = begin + checkpoint->state_size;
-    g_autofree Header *header = g_malloc0(length);
-    Record *record = (Record *)(header + 1);
-    struct pcow_error error;
+    Header *header = length <= MOST_STATE ? g_try_malloc0(length) : NULL;
+    Record *record;
 
+    if (!header) {
+        return NULL;
+    }
+    record = (Record *)(header + 1);
     memcpy(header->magic, MAGIC, sizeof(header->magic));
     header->version = cpu_to_le32(VERSION);
     header->count = cpu_to_le32(checkpoint->count);
@@ -125,24 +127,8 @@ uint64_t checkpoint_write(const Checkpoint *checkpoint, HostMemPcow *home,
     }
     memcpy((char *)header + begin, checkpoint->state, checkpoint->state_size);
     get_hash(header, length, header->hash);
-    if (pcow_snapshot_write_state(home->image, snapshot, 0, header, length,
-                                  &error) < 0) {
-        error_setg(errp, "%s", error.message);
-        return 0;
-    }
-    return length;
-}
-
-bool checkpoint_commit(HostMemPcow *home, const char *snapshot, uint64_t size,
-                       Error **errp)
-{
-    struct pcow_error error;
-
-    if (pcow_snapshot_set_state_size(home->image, snapshot, size, &error) < 0) {
-        error_setg(errp, "%s", error.message);
-        return false;
-    }
-    return true;
+    *size = length;
+    return header;
 }
 
 /* Nothing in it is believed before this; a name or an id ends in it. */

@@ -5,6 +5,8 @@
  */
 #include "qemu/osdep.h"
 #include "hw/boards.h"
+#include "qapi/qapi-types-migration.h"
+#include "migration/options.h"
 #include "qapi/error.h"
 #include "qemu/units.h"
 #include "qemu/uuid.h"
@@ -14,7 +16,7 @@
 #include "system/runstate.h"
 
 /* Of RAM that is no image, as video memory: it is copied while the VM stands. */
-#define MOST_OTHER_RAM (256 * MiB)
+#define MOST_OTHER_RAM (64 * MiB)
 
 static HostMemPcow *as_pcow(HostMemoryBackend *backend)
 {
@@ -168,10 +170,21 @@ bool checkpoint_may_begin(Error **errp)
     if (!hostmem_pcow_check_settled(errp)) {
         return false;
     }
-    if (runstate_check(RUN_STATE_SAVE_VM) ||
-        runstate_check(RUN_STATE_RESTORE_VM)) {
-        error_setg(errp, "a snapshot of the whole VM is being taken, or "
-                   "reverted to: wait until that has ended");
+    /* Not of a revert: that does not let go before its end, or has failed */
+    if (runstate_check(RUN_STATE_SAVE_VM)) {
+        error_setg(errp, "a snapshot of the whole VM is being taken: wait "
+                   "until that has ended");
+        return false;
+    }
+    return true;
+}
+
+bool checkpoint_check_capabilities(Error **errp)
+{
+    if (migrate_multifd() || migrate_mapped_ram()) {
+        error_setg(errp, "the capabilities multifd and mapped-ram are for "
+                   "migrations to elsewhere: switch them off for checkpoints "
+                   "(migrate-set-capabilities)");
         return false;
     }
     return true;

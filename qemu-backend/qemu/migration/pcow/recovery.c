@@ -121,6 +121,7 @@ PcowCheckpointDeleted *qmp_pcow_checkpoint_delete(const char *name,
     struct pcow_snapshot snapshot;
     struct pcow_error error;
     PartArgs args = { .home = home, .of = &snapshot };
+    int ret;
 
     if (!home || !checkpoint_may_begin(errp)) {
         return NULL;
@@ -136,11 +137,14 @@ PcowCheckpointDeleted *qmp_pcow_checkpoint_delete(const char *name,
     mark = checkpoint_mark_name(CHECKPOINT_DELETING, home,
                                 snapshot.date_seconds,
                                 snapshot.date_nanoseconds);
-    if (!told(pcow_snapshot_rename(home->image, name, mark, &error), &error,
-              errp)) {
+    ret = pcow_snapshot_rename(home->image, name, mark, &error);
+    /* Without space for the mark it goes without, as this gives space */
+    if (ret != -ENOSPC && !told(ret, &error, errp)) {
         return NULL;
     }
-    pstrcpy(snapshot.name, sizeof(snapshot.name), mark);
+    if (ret == 0) {
+        pstrcpy(snapshot.name, sizeof(snapshot.name), mark);
+    }
     if (!delete_all(&args, errp)) {
         return NULL;
     }
@@ -305,7 +309,19 @@ static bool finish_reverting(HostMemPcow *home,
 static bool finish(HostMemPcow *home, const struct pcow_snapshot *snapshot,
                    Error **errp)
 {
-    switch (checkpoint_parse_mark(snapshot->name)) {
+    CheckpointMark mark = checkpoint_parse_mark(snapshot->name);
+    g_autofree char *name = NULL;
+
+    if (mark == CHECKPOINT_MARKS) {
+        return true;
+    }
+    /* It says which image it is in, and when: one that says otherwise is none */
+    name = checkpoint_mark_name(mark, home, snapshot->date_seconds,
+                                snapshot->date_nanoseconds);
+    if (strcmp(name, snapshot->name)) {
+        return true;
+    }
+    switch (mark) {
     case CHECKPOINT_TAKING:
         return finish_taking(home, snapshot, errp);
     case CHECKPOINT_DELETING:

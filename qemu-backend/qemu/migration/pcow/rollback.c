@@ -149,11 +149,6 @@ static bool go_back(Target *target, Error **errp)
 {
     bool ok;
 
-    /* An image that is to be empty afterwards is so now: nothing is to mark */
-    if (!target->forking &&
-        !mark_home(target->home, &target->snapshot, errp)) {
-        return false;
-    }
     hostmem_pcow_foreach(set_forking, &target->forking, NULL);
     /* No request interferes with what is loaded */
     bdrv_drain_all_begin();
@@ -201,6 +196,7 @@ static bool find_target(Target *target, const char *name, Error **errp)
     }
     checkpoint_recover(false);
     if (!hostmem_pcow_check_not_loading(name, errp) ||
+        !checkpoint_check_capabilities(errp) ||
         !hostmem_pcow_check_no_disks(errp)) {
         return false;
     }
@@ -217,6 +213,24 @@ static bool find_target(Target *target, const char *name, Error **errp)
            checkpoint_check_images(target->checkpoint, target->forking, errp);
 }
 
+/*
+ * As it was before.  A guest that had crashed, or that an earlier try has left
+ * halfway, is as one that has not begun to run: who asked lets it.
+ */
+static void go_on(RunState before)
+{
+    switch (before) {
+    case RUN_STATE_RUNNING:
+    case RUN_STATE_SUSPENDED:
+    case RUN_STATE_PAUSED:
+    case RUN_STATE_PRELAUNCH:
+        load_snapshot_resume(before);
+        break;
+    default:
+        runstate_set(RUN_STATE_PRELAUNCH);
+    }
+}
+
 PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
                                                    Error **errp)
 {
@@ -231,6 +245,11 @@ PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
         checkpoint_free(target.checkpoint);
         return NULL;
     }
+    /* An image that is to be empty afterwards is so now: nothing is to mark */
+    if (!target.forking && !mark_home(target.home, &target.snapshot, errp)) {
+        checkpoint_free(target.checkpoint);
+        return NULL;
+    }
     before = runstate_get();
     vm_stop(RUN_STATE_RESTORE_VM);
     renewed = renew_generation();
@@ -241,12 +260,7 @@ PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
         return NULL;
     }
     checkpoint_free(target.checkpoint);
-    /* A guest that had crashed has not, by now; who asked lets it run */
-    if (runstate_needs_reset()) {
-        runstate_set(RUN_STATE_PAUSED);
-    } else {
-        load_snapshot_resume(before);
-    }
+    go_on(before);
     result = g_new0(PcowCheckpointReverted, 1);
     result->time = get_clock() - start;
     result->new_generation = renewed;

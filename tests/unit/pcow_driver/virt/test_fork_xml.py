@@ -56,11 +56,32 @@ class ForkXmlTest(base.TestCase):
             ("<interface type='network'/>", 'type network'),
             ("<vsock model='virtio'/>", 'vsock'),
             ("<hostdev mode='subsystem' type='pci'/>", 'device of the host'),
+            ("<shmem name='x'/>", 'shared memory'),
+            ("<memory model='nvdimm'><source><path>/raw</path></source></memory>", '/raw'),
         ):
             error = self.assertRaises(exception.DomainInvalid, self.fork, more)
             self.assertIn(words, str(error))
             self.assertIn('web1', str(error))
         self.fork("<interface type='user'/>")
+
+    def test_arguments_of_qemu(self) -> None:
+        line = (
+            "<q:commandline xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'>{}</q:commandline>"
+        )
+        allowed = line.format("<q:arg value='-global'/><q:arg value='nvdimm.pcow-volatile=on'/>")
+        xml = _XML.format(more='').replace('</domain>', f'{allowed}</domain>')
+        fork_xml.fork(xml, 'web2', _IMAGES)
+        other = line.format("<q:arg value='-chardev'/><q:arg value='file,id=x,path=/x'/>")
+        xml = _XML.format(more='').replace('</domain>', f'{other}</domain>')
+        error = self.assertRaises(exception.DomainInvalid, fork_xml.fork, xml, 'web2', _IMAGES)
+        self.assertIn('qemu:commandline', str(error))
+
+    def test_other_ram_than_it_runs_with(self) -> None:
+        images = {'/pool/web1.pcow': '/pool/web2.pcow'}
+        error = self.assertRaises(
+            exception.DomainInvalid, fork_xml.fork, _XML.format(more=''), 'web2', images
+        )
+        self.assertIn('other RAM', str(error))
 
     def test_generation_id(self) -> None:
         xml = _XML.format(more='')

@@ -116,6 +116,7 @@ class TestCase(base.TestCase):
             self.useFixture(fixtures.MonkeyPatch('sys.modules', sys.modules | {name: module}))
             setattr(module, 'VIR_DOMAIN_START_PAUSED', 1)  # noqa: B010
             setattr(module, 'VIR_DOMAIN_XML_INACTIVE', 2)  # noqa: B010
+            setattr(module, 'VIR_DOMAIN_XML_SECURE', 1)  # noqa: B010
             setattr(module, 'qemuMonitorCommand', _monitor)  # noqa: B010
         self.ram, self.nvdimm = self.directory / 'vm-ram.pcow', self.directory / 'vm.pcow'
         self.log = self.directory / 'log'
