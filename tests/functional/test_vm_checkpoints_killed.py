@@ -79,7 +79,7 @@ class KillTest(checkpoint_case.CheckpointTestCase):
     def interrupt(self, vm: checkpoint_case.Vm, command: str, name: str) -> None:
         """Kill it at some moment from before the command to after its end."""
         killer = threading.Timer(
-            self.random.uniform(0, 1.5 * self.seconds[command]), vm.process.kill
+            self.random.uniform(0, 6 * self.seconds[command] + 0.01), vm.process.kill
         )
         killer.start()
         with contextlib.suppress(OSError, AssertionError):
