@@ -2,7 +2,8 @@
 """A file that libvirt's test driver takes for its host (uri: test:// and the path of the file)."""
 
 _NODE = '''<node><domain type='test'><name>vm</name>
-  <metadata><ram xmlns='urn:pcow:domain' path='{1}'/></metadata><maxMemory slots='4'>4194304</maxMemory>
+  <metadata><ram xmlns='urn:pcow:domain' path='{1}'/></metadata>
+  <maxMemory slots='4'>4194304</maxMemory>
   <memory>1048576</memory>
 <vcpu>1</vcpu><os><type>hvm</type></os>
   <cpu><numa><cell id='0' cpus='0' memory='1048576'/></numa></cpu><devices>
