@@ -353,21 +353,27 @@ def _check_libvirt() -> Iterator[Finding]:
 
 
 def _check_hook() -> Iterator[Finding]:
-    if os.access(HOOK, os.X_OK):
-        yield Finding('libvirt hook', OK, HOOK)
-    else:
+    check, install = 'libvirt hook', 'etc/libvirt/hooks/qemu.d/pcow there with mode 0755'
+    if not os.access(HOOK, os.X_OK):
         yield Finding(
-            'libvirt hook',
+            check,
             ADVICE,
             f'{HOOK} is not there or not executable',
             (
                 "QEMU's user cannot read the bases of images unless file permissions allow it: "
-                "install "
-                'etc/libvirt/hooks/qemu.d/pcow there with mode 0755, and pcow-img in '
-                '/usr/local/bin (or set [pcow] pcow_img in '
+                f'install {install}, and pcow-img in /usr/local/bin (or set [pcow] pcow_img in '
                 '/etc/pcow/pcow.conf), and restart libvirtd'
             ),
         )
+    elif _OF_RAM not in (_read(HOOK) or ''):
+        yield Finding(
+            check,
+            ADVICE,
+            f'{HOOK} is of an earlier version',
+            f'guest RAM would be on no image (pcowctl domain-xml --ram): install {install}',
+        )
+    else:
+        yield Finding(check, OK, HOOK)
 
 
 def _qemu_img_of(pid: str) -> str | None:
@@ -394,6 +400,8 @@ def _check_snapshots_while_off() -> Iterator[Finding]:
             yield _snapshots_while_off(pid, _qemu_img_of(pid))
 
 
+# A word that earlier versions of the hook do not have.
+_OF_RAM = 'urn:pcow:domain'
 # What earlier versions of etc/libvirt/bin/qemu-img left out, by a word that is in later ones.
 _LEFT_OUT = {
     'virtio-pmem': 'that are virtio-pmem devices',

@@ -130,7 +130,9 @@ class CheckpointTest(CheckpointTestCase):
             self.host.place.pcowctl('image', 'delete', self.host.place.reference(guest.ram))
         self.assertIn('is open for writing', str(caught.exception))
         # libvirt wants a qcow2 disk, which would keep the state
-        self.host.virsh_fails('snapshot-create-as', guest.name, 's1')
+        self.assertIn(
+            'require all disks', self.host.virsh_fails('snapshot-create-as', guest.name, 's1')
+        )
         self.assertEqual({'warm': '', 'hot': 'warm'}, self.tree(guest))
         self.assert_goes_on(guest, 'first')
 

@@ -46,6 +46,7 @@ _PROFILES = Path('/etc/apparmor.d/libvirt')
 _QEMU_USER, _QEMU_GROUP, _SERVICE = 'libvirt-qemu', 'kvm', 'daemon'
 _MIB = 1 << 20
 _SIZE = 16 * _MIB
+_RAM = 64 * _MIB
 _SECONDS = 300.0
 _START_SECONDS = 100.0
 _TAIL = 3000
@@ -226,7 +227,7 @@ def _verdict(got: str, without_profile: str, without_mode: str, is_disk: bool) -
 
 
 class Guest:
-    """A domain with an image on a base, and with a volume that nbdkit serves it."""
+    """A domain with an image on a base, RAM that is an image, and a volume that nbdkit serves."""
 
     def __init__(self, name: str) -> None:
         self.name, self.uuid = name, str(uuid.uuid4())
@@ -234,6 +235,7 @@ class Guest:
         self.image, self.base, self.volume = (
             _POOL / f'{name}{suffix}.pcow' for suffix in ('', '-base', '-volume')
         )
+        self.ram = _POOL / f'{name}-ram.pcow'
         self.directory = _DISKS / name
         self.socket = self.directory / 'socket'
 
@@ -243,13 +245,14 @@ class Guest:
 
     def allowed(self, path: Path) -> str:
         """What its QEMU is to get."""
-        if path in (self.image, self.more, self.socket):
+        if path in (self.image, self.ram, self.more, self.socket):
             return 'rw'
         return 'r' if path in (self.base, self.more_base) else '-'
 
     def make(self) -> None:
         for path in (self.base, self.volume):
             _create(path)
+        _create(self.ram, size=_RAM)
         _create(self.image, self.base)
         nbd.start(str(self.directory), str(self.volume), peer=self.profile)
         for path, mode in ((self.socket, 0o660), (self.directory, 0o710)):
@@ -261,7 +264,8 @@ class Guest:
         spec = domain_xml.Domain(
             name=self.name,
             uuid=self.uuid,
-            memory=64 * _MIB,
+            memory=_RAM,
+            ram=str(self.ram),
             kernel='/none',
             emulator=_EMULATOR,
             volatile=True,
@@ -287,9 +291,9 @@ class Guest:
         _must('virsh', '-q', '-c', 'qemu:///system', 'start', '--paused', self.name)
 
 
-def _create(path: Path, base: Path | None = None) -> None:
+def _create(path: Path, base: Path | None = None, size: int = _SIZE) -> None:
     """Of a service, with the mode that images have."""
-    what = ('-b', base, '-F', 'pcow', path) if base else (path, f'{_SIZE // _MIB}M')
+    what = ('-b', base, '-F', 'pcow', path) if base else (path, f'{size // _MIB}M')
     _must(_PCOW_IMG, 'create', '-f', 'pcow', *what)
     path.chmod(0o640)
     shutil.chown(path, _SERVICE, _SERVICE)
@@ -400,7 +404,10 @@ def _check_end(one: Guest, other: Guest) -> None:
         not (_PROFILES / f'{one.profile}.pcow').exists(), 'the rules stay when a guest has ended'
     )
     _expect(
-        _tried(other.profile, _QEMU_USER, [other.base]) == ['r'],
+        _tried(None, _QEMU_USER, [one.ram]) == ['-'], "QEMU's user keeps the RAM of a guest's run"
+    )
+    _expect(
+        _tried(other.profile, _QEMU_USER, [other.base, other.ram]) == ['r', 'rw'],
         'the end of one guest changed the other one',
     )
 

@@ -158,6 +158,8 @@ class HostTest(DoctorTestCase):
         self.one(doctor._check_hook, ADVICE, 'not there', 'install')
         hook.touch()
         hook.chmod(0o755)
+        self.one(doctor._check_hook, ADVICE, 'an earlier version', 'domain-xml --ram')
+        hook.write_bytes((base.TOP / 'etc/libvirt/hooks/qemu.d/pcow').read_bytes())
         self.one(doctor._check_hook, OK, str(hook))
 
     def test_apparmor(self) -> None:

@@ -112,6 +112,12 @@ class UnusedImageTest(base.TestCase):
         self.assertEqual([], self.find())
         self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
 
+    def test_ram_of_a_domain(self) -> None:
+        path = self.make('vm-ram')
+        self.assertEqual([path], [one.path for one in self.find()])
+        self.node.write_text(libvirt_node.xml('/no/such.pcow', path), encoding='utf-8')
+        self.assertEqual([], self.find())
+
     def test_needed_by_now(self) -> None:
         path = self.make('mine')
         (found,) = self.find()
