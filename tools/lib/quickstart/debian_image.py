@@ -21,7 +21,8 @@ PACKAGES = ('grub-pc', 'initramfs-tools', 'linux-base', 'kmod', 'udev')
 ROOT_UUID = '6d1a7c52-93be-4f08-b2d4-5e0c8a97f613'
 # raise it when what is made here changes
 _VERSION = '2'
-_INIT = Path(__file__).parent / 'debian-init'
+# does what it is told on the serial port
+INIT = Path(__file__).parent / 'debian-init'
 _ROOT_MIB = 900
 _SECTOR = 512
 _GRUB_SECTOR = 2048  # the partition for GRUB's own use
@@ -38,7 +39,7 @@ menuentry first {{
     initrd /boot/initrd.img-%(old)s
 }}
 """
-_SETTINGS = """GRUB_DEFAULT=0
+GRUB_SETTINGS = """GRUB_DEFAULT=0
 GRUB_TIMEOUT=5
 GRUB_CMDLINE_LINUX_DEFAULT=""
 GRUB_CMDLINE_LINUX="console=ttyS0 quiet panic=-1 no_timer_check"
@@ -75,7 +76,8 @@ def release(package: str) -> str:
     return package.removeprefix('linux-image-')
 
 
-def _install_kernels(tree: Path, packages: tuple[str, ...], scratch: Path) -> None:
+def install_kernels(tree: Path, packages: tuple[str, ...], scratch: Path) -> None:
+    """Into a directory with Debian, each with the initrd that its own scripts make."""
     for package in packages:
         place = scratch / package
         place.mkdir()
@@ -99,11 +101,11 @@ def _install_kernels(tree: Path, packages: tuple[str, ...], scratch: Path) -> No
 def _write_files(tree: Path, old: str) -> None:
     (tree / 'etc/hostname').write_text('pcow-guest\n')
     (tree / 'etc/fstab').write_text(f'UUID={ROOT_UUID} / ext4 defaults 0 1\n')
-    (tree / 'etc/default/grub').write_text(_SETTINGS)
+    (tree / 'etc/default/grub').write_text(GRUB_SETTINGS)
     (tree / 'boot/grub').mkdir(exist_ok=True)
     (tree / 'boot/grub/grub.cfg').write_text(_FIRST_CONFIGURATION % {'old': release(old)})
     _run('chroot', tree, 'grub-editenv', '/boot/grub/grubenv', 'create')
-    shutil.copy(_INIT, tree / 'sbin/init')
+    shutil.copy(INIT, tree / 'sbin/init')
     (tree / 'sbin/init').chmod(0o755)
 
 
@@ -128,7 +130,7 @@ def _make(part: Path) -> None:
     tree, root, disk = (part.with_name(name) for name in ('tree', 'root.raw', 'disk.raw'))
     packages = kernels()
     guest.debootstrap(apt.mirror(guest.SUITE), PACKAGES, tree)
-    _install_kernels(tree, packages, part.parent)
+    install_kernels(tree, packages, part.parent)
     _write_files(tree, packages[0])
     boot, core = _grub(tree)
     _run(
@@ -163,6 +165,13 @@ def _make(part: Path) -> None:
 
 def prepare(cache: guest.Cache) -> Path:
     """The image as qcow2: a partition for GRUB, and the root as the second one."""
-    inputs = (_VERSION, *kernels(), *PACKAGES, _INIT.read_text(), _SETTINGS, _FIRST_CONFIGURATION)
+    inputs = (
+        _VERSION,
+        *kernels(),
+        *PACKAGES,
+        INIT.read_text(),
+        GRUB_SETTINGS,
+        _FIRST_CONFIGURATION,
+    )
     key = hashlib.sha256('\0'.join(inputs).encode()).hexdigest()[:16]
     return cache.get(f'debian-boot-{key}.qcow2', _make)
