@@ -33,7 +33,8 @@ EXPORT = 'export'  # in the directory of a disk
 
 # Requests of the guest wait for nbdkit, which its unit starts again; libvirt knows this since 9.2.
 RECONNECT_SECONDS = 60
-# A guest whose disk fails is paused and can go on, rather than see its file system break.
+# A guest whose disk fails is paused, rather than see its file system break; when the pool was full,
+# it can go on.
 ERROR_POLICY = {'error_policy': 'stop', 'rerror_policy': 'stop'}
 _TARGET = re.compile(r'[a-z]{2,8}')
 _LIST, _ITEM = f'{{{NAMESPACE}}}disks', f'{{{NAMESPACE}}}disk'
