@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "config/dax.h"
 #include "config/options.h"
 #include "find.h"
 #include "machine/console.h"
@@ -135,23 +136,12 @@ static void choose_by_option(struct shim *shim)
     printf("pcow boot: there is no entry %s: the default is taken\n", wanted);
 }
 
-static const char *dax_word(const struct volume *root, const struct kernel *kernel, bool fs_dax)
-{
-    unsigned version = kernel->major * 1000 + kernel->minor;
-
-    if (!root || !root->dax || !fs_dax)
-        return NULL;
-    /* older kernels refuse to mount XFS with both */
-    if (root->reflink && version < 6002)
-        return NULL;
-    return version >= 5008 ? "dax=always" : "dax";
-}
-
 static int load_kernel(struct shim *shim, const struct choice *choice, const struct kernel *kernel)
 {
     struct arena *arena = &shim->arena;
     struct additions additions = {.console = shim->console, .more = shim->more};
     struct guest_modules modules;
+    struct dax dax;
     struct piece pieces[INITRDS_MAX + 1];
     const char *next, *options;
     size_t count = 0;
@@ -173,13 +163,18 @@ static int load_kernel(struct shim *shim, const struct choice *choice, const str
                kernel->release);
     next = options_value(arena, choice->options, "rdinit");
     additions.root = options_root(&shim->volumes, choice->options);
-    additions.dax = dax_word(additions.root, kernel, modules.fs_dax);
+    dax = dax_choose(arena, additions.root, kernel->major * 1000 + kernel->minor, modules.fs_dax);
+    additions.dax = dax.option;
     additions.rdinit = modules.modules.count ? FIRST_INIT : NULL;
     options = options_make(arena, choice->options, &additions);
     if (choice->initrds_count)
         result = initrd_make(arena, choice, &modules, "/first-init", next, pieces, &count,
                              &shim->failure);
-    return result ? result : kernel_load(kernel, pieces, count, options, &shim->failure);
+    if (!result)
+        result = kernel_load(kernel, pieces, count, options, &shim->failure);
+    if (!result && dax.why)
+        say(dax.why);
+    return result;
 }
 
 static int load(struct shim *shim, size_t item)

@@ -5,34 +5,17 @@ would take.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-import subprocess
 from typing import ClassVar
 
-from pcow_driver.common import conf
-from pcow_driver.images import info_block
-from pcow_driver.templates import template
-from pcow_driver.virt import boot
-from tests.functional import linux_guest
-from tests.functional import test_qemu_backend as backend
+from tests.functional import boot_guest
 from tools.lib.quickstart import debian_image
 from tools.lib.quickstart import guest
 from tools.lib.quickstart import state
 from tools.lib.quickstart import teardown
 
-MEMORY = 256
-BOOT_SECONDS = 400  # of two kernels, one after the other
-SLOW = 600  # a command of Debian's, under emulation
 
-
-@dataclasses.dataclass(frozen=True)
-class Shim:
-    kernel: Path
-    initrd: Path
-
-
-class BootShimTest(backend.QemuTestCase):
+class BootShimTest(boot_guest.BootTestCase):
     disk: ClassVar[Path]
 
     @classmethod
@@ -45,54 +28,13 @@ class BootShimTest(backend.QemuTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        conf.CONF([], project='pcow', default_config_files=[])
-        start = boot.shim()
-        assert start.initrd is not None
-        self.shim = Shim(Path(start.kernel), Path(start.initrd))
         self.old, self.new = map(debian_image.release, debian_image.kernels())
 
     def make_image(self, configuration: str | None = None) -> None:
         """
         :param configuration: for the file grub.cfg
         """
-        namespace, place = self.directory / 'namespace', self.directory / 'inside'
-        source = template.inspect_source(str(self.disk), 'qcow2')
-        total = template.virtual_size(source.virtual_size, info_block.PageMap.RAM)
-        template.write_namespace(str(namespace), source, total, info_block.PageMap.RAM)
-        if configuration is not None:
-            offset = info_block.data_offset(total, info_block.PageMap.RAM)
-            offset += debian_image.ROOT_OFFSET
-            place.mkdir()
-            subprocess.run(['mount', '-o', f'loop,offset={offset}', namespace, place], check=True)
-            try:
-                (place / 'boot/grub/grub.cfg').write_text(configuration)
-            finally:
-                subprocess.run(['umount', place], check=True)
-        backend.tool('pcow-img', 'convert', '-f', 'raw', '-O', 'pcow', namespace, self.image)
-        namespace.unlink()
-
-    def start(
-        self,
-        more: str = '',
-        ready: bytes = rb'pcow-ready\r?\n',
-        cpus: int = 1,
-        memory: int = MEMORY,
-    ) -> linux_guest.LinuxGuest:
-        return linux_guest.LinuxGuest(
-            self.shim,
-            self.directory,
-            *backend.backend(self.image),
-            # the console is named before that
-            more=f'{boot.SHIM_CMDLINE.removeprefix("console=ttyS0 quiet ")} {more}',
-            memory=memory,
-            ready=ready,
-            boot_seconds=BOOT_SECONDS,
-            cpus=cpus,
-        )
-
-    def stop(self, vm: linux_guest.LinuxGuest) -> None:
-        vm.run('mount -o remount,ro /')
-        vm.quit()
+        self.make_image_of(self.disk, 'qcow2', debian_image.ROOT_OFFSET, configuration)
 
     def test_the_kernel_that_grub_would_take(self) -> None:
         self.make_image()
@@ -102,7 +44,7 @@ class BootShimTest(backend.QemuTestCase):
             self.assertRegex(mount, '^/dev/pmem0p2 / ext4 .*dax=always')
             # the guest knows its disk, and writes the configuration that it boots next time
             vm.send('update-grub')
-            text, status = vm.result(SLOW)
+            text, status = vm.result(boot_guest.SLOW)
             self.assertEqual(0, status, text)
             self.assertIn(f'Found linux image: /boot/vmlinuz-{self.new}', text)
             self.stop(vm)

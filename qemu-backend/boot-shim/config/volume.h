@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "config/arena.h"
 
@@ -17,6 +18,7 @@ struct volume {
     unsigned disk; /* which of the disks, from 0 */
     unsigned partition; /* from 1; 0: the whole disk */
     char device[32]; /* pmem0p1 */
+    uint64_t start; /* bytes in front of it on the disk */
     char type[8]; /* ext4, xfs, btrfs, vfat */
     char uuid[40]; /* lower case, as Linux and GRUB write it */
     char label[64];

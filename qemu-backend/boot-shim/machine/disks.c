@@ -155,6 +155,23 @@ static void mount_volume(struct arena *arena, struct volumes *volumes, struct vo
         refuse(volumes, volume->device);
 }
 
+/* Bytes in front of a partition; the kernel counts in 512 whatever the device does. */
+static uint64_t read_start(const char *device)
+{
+    unsigned long long sectors = 0;
+    char path[80];
+    FILE *file;
+
+    snprintf(path, sizeof path, "/sys/class/block/%s/start", device);
+    file = fopen(path, "re");
+    if (file) {
+        if (fscanf(file, "%llu", &sectors) != 1)
+            sectors = 0;
+        fclose(file);
+    }
+    return (uint64_t)sectors * 512;
+}
+
 static bool known(const struct volumes *volumes, const char *device)
 {
     for (size_t i = 0; i < volumes->refused_count; i++)
@@ -184,9 +201,11 @@ static void find_on(struct arena *arena, struct volumes *volumes, unsigned numbe
             continue;
         partitions++;
         snprintf(volume.device, sizeof volume.device, "pmem%up%u", number, partition);
+        if (known(volumes, volume.device))
+            continue;
         probe_partition(fd, partition, volume.partuuid);
-        if (!known(volumes, volume.device))
-            mount_volume(arena, volumes, &volume);
+        volume.start = read_start(volume.device);
+        mount_volume(arena, volumes, &volume);
     }
     close(fd);
     if (!partitions) {

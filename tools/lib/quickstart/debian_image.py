@@ -20,7 +20,8 @@ PACKAGES = ('grub-pc', 'initramfs-tools', 'linux-base', 'kmod', 'udev')
 ROOT_UUID = '6d1a7c52-93be-4f08-b2d4-5e0c8a97f613'
 # raise it when what is made here changes
 _VERSION = '1'
-_INIT = Path(__file__).parent / 'debian-init'
+# does what it is told on the serial port
+INIT = Path(__file__).parent / 'debian-init'
 _ROOT_MIB = 900
 ROOT_OFFSET = 4 << 20  # behind the partition for GRUB's own use
 # Debian's command runs in the guest, which has the disk that it looks for
@@ -31,7 +32,7 @@ menuentry first {{
     initrd /boot/initrd.img-%(old)s
 }}
 """
-_SETTINGS = """GRUB_DEFAULT=0
+GRUB_SETTINGS = """GRUB_DEFAULT=0
 GRUB_TIMEOUT=5
 GRUB_CMDLINE_LINUX_DEFAULT=""
 GRUB_CMDLINE_LINUX="console=ttyS0 quiet panic=-1 no_timer_check"
@@ -68,7 +69,8 @@ def release(package: str) -> str:
     return package.removeprefix('linux-image-')
 
 
-def _install_kernels(tree: Path, packages: tuple[str, ...], scratch: Path) -> None:
+def install_kernels(tree: Path, packages: tuple[str, ...], scratch: Path) -> None:
+    """Into a directory with Debian, each with the initrd that its own scripts make."""
     for package in packages:
         place = scratch / package
         place.mkdir()
@@ -92,11 +94,11 @@ def _install_kernels(tree: Path, packages: tuple[str, ...], scratch: Path) -> No
 def _write_files(tree: Path, old: str) -> None:
     (tree / 'etc/hostname').write_text('pcow-guest\n')
     (tree / 'etc/fstab').write_text(f'UUID={ROOT_UUID} / ext4 defaults 0 1\n')
-    (tree / 'etc/default/grub').write_text(_SETTINGS)
+    (tree / 'etc/default/grub').write_text(GRUB_SETTINGS)
     (tree / 'boot/grub').mkdir(exist_ok=True)
     (tree / 'boot/grub/grub.cfg').write_text(_FIRST_CONFIGURATION % {'old': release(old)})
     _run('chroot', tree, 'grub-editenv', '/boot/grub/grubenv', 'create')
-    shutil.copy(_INIT, tree / 'sbin/init')
+    shutil.copy(INIT, tree / 'sbin/init')
     (tree / 'sbin/init').chmod(0o755)
 
 
@@ -104,7 +106,7 @@ def _make(part: Path) -> None:
     tree, root, disk = (part.with_name(name) for name in ('tree', 'root.raw', 'disk.raw'))
     packages = kernels()
     guest.debootstrap(apt.mirror(guest.SUITE), PACKAGES, tree)
-    _install_kernels(tree, packages, part.parent)
+    install_kernels(tree, packages, part.parent)
     _write_files(tree, packages[0])
     _run(
         '/sbin/mkfs.ext4',
@@ -133,6 +135,13 @@ def _make(part: Path) -> None:
 
 def prepare(cache: guest.Cache) -> Path:
     """The image as qcow2: a partition for GRUB, and the root as the second one."""
-    inputs = (_VERSION, *kernels(), *PACKAGES, _INIT.read_text(), _SETTINGS, _FIRST_CONFIGURATION)
+    inputs = (
+        _VERSION,
+        *kernels(),
+        *PACKAGES,
+        INIT.read_text(),
+        GRUB_SETTINGS,
+        _FIRST_CONFIGURATION,
+    )
     key = hashlib.sha256('\0'.join(inputs).encode()).hexdigest()[:16]
     return cache.get(f'debian-boot-{key}.qcow2', _make)
