@@ -25,6 +25,7 @@ from pcow_driver.common import tool
 from pcow_driver.images import info_block
 from pcow_driver.virt import boot
 from tools.lib.bench import machine
+from tools.lib.bench import parts
 from tools.lib.bench import plot
 from tools.lib.bench import scratch
 from tools.lib.bench import table
@@ -60,6 +61,9 @@ class Way:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--rounds', type=int, default=5, help='boots of each way (default 5)')
     parser.add_argument('--cpus', type=int, default=1, help='of the guest (default 1)')
+    parser.add_argument(
+        '--parts', action='store_true', help='how long each part takes, of kernels that say it'
+    )
     parser.add_argument('--kvm', action='store_true', help='not an emulated processor')
     parser.add_argument('--other', type=Path, metavar='DIR', help='a boot shim to compare with')
     parser.add_argument(
@@ -95,23 +99,38 @@ def _take(namespace: Path, directory: Path) -> None:
         subprocess.run(['umount', place], check=True)
 
 
+def _telling(cmdline: str, options: argparse.Namespace) -> str:
+    """Of a shim: with --parts both its kernel and the guest's are to tell what they do."""
+    return f'{cmdline} {parts.WORDS} -- {parts.WORDS}' if options.parts else cmdline
+
+
 def _ways(directory: Path, options: argparse.Namespace) -> list[Way]:
     start = boot.shim()
-    ways = [Way('direct', directory / 'kernel', directory / 'initrd', _CMDLINE)]
+    direct = f'{_CMDLINE} {parts.WORDS}' if options.parts else _CMDLINE
+    ways = [Way('direct', directory / 'kernel', directory / 'initrd', direct)]
     if options.other:
         other: Path = options.other
-        ways.append(Way('other shim', other / 'kernel', other / 'initrd', options.other_cmdline))
-    ways.append(Way('shim', Path(start.kernel), Path(str(start.initrd)), start.cmdline))
+        ways.append(
+            Way(
+                'other shim',
+                other / 'kernel',
+                other / 'initrd',
+                _telling(options.other_cmdline, options),
+            )
+        )
+    cmdline = _telling(start.cmdline, options)
+    ways.append(Way('shim', Path(start.kernel), Path(str(start.initrd)), cmdline))
     return ways
 
 
-def _wait(output: int, started: float) -> float:
+def _wait(output: int, started: float, clock: parts.Clock) -> float:
     seen = b''
     while (left := started + _SECONDS - time.monotonic()) > 0:
         if not select.select([output], [], [], left)[0]:
             break
         data = os.read(output, 65536)
         seen += data
+        clock.see(data)
         if _READY in seen:
             return time.monotonic() - started
         if not data:
@@ -121,8 +140,10 @@ def _wait(output: int, started: float) -> float:
     )
 
 
-def _boot(way: Way, image: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Seconds of the clock and of the processor."""
+def _boot(
+    way: Way, image: Path, options: argparse.Namespace
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of the clock and of the processor, and of the processor for each part."""
     command = [
         *(tool.find('emulator', build_first=True), '-nodefaults', '-no-user-config'),
         *('-machine', 'q35,nvdimm=on', '-display', 'none', '-no-reboot', '-serial', 'stdio'),
@@ -136,14 +157,16 @@ def _boot(way: Way, image: Path, options: argparse.Namespace) -> dict[str, float
     started = time.monotonic()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=inner, stderr=inner)
     os.close(inner)
+    watched = parts.of(direct=way.name == 'direct') if options.parts else ()
+    progress = parts.Clock(process.pid, watched)
     try:
-        clock = _wait(output, started)
+        clock = _wait(output, started, progress)
     finally:
         os.kill(process.pid, signal.SIGKILL)  # nobody has waited for it: kill() would
         _pid, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         os.close(output)
-    return {'clock': clock, 'processor': usage.ru_utime + usage.ru_stime}
+    return {'clock': clock, 'processor': usage.ru_utime + usage.ru_stime}, progress.took
 
 
 def _measure(
@@ -160,10 +183,12 @@ def _measure(
     namespace.unlink()
     ways = _ways(directory, options)
     turns: dict[str, list[dict[str, float]]] = {way.name: [] for way in ways}
+    took: dict[str, list[dict[str, float]]] = {way.name: [] for way in ways}
     for number in range(options.rounds):
         for way in ways:
-            turn = _boot(way, image, options)
+            turn, progress = _boot(way, image, options)
             turns[way.name].append(turn)
+            took[way.name].append(progress)
             print(
                 f'round {number + 1} of {options.rounds}: {way.name}, '
                 f'{turn["clock"]:.2f} s, {turn["processor"]:.2f} s of the processor',
@@ -174,6 +199,9 @@ def _measure(
             'name': name,
             **{what: statistics.median(turn[what] for turn in found) for what in found[0]},
             'turns': found,
+            'parts': {
+                part: statistics.median(turn[part] for turn in took[name]) for part in took[name][0]
+            },
         }
         for name, found in turns.items()
     ]
@@ -194,6 +222,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         }
 
 
+def _parts_table(row: dict[str, Any]) -> table.Table:
+    return table.Table(
+        f'The parts of it: {row["name"]}',
+        ('part', 'processor'),
+        [(part, f'{seconds:.2f} s') for part, seconds in row['parts'].items()],
+        'The median of each. The kernels say on the console what they do, which takes time itself.',
+    )
+
+
 def tables(result: dict[str, Any]) -> list[table.Table]:
     direct = result['rows'][0]
     rows: list[tuple[str, ...]] = []
@@ -207,7 +244,7 @@ def tables(result: dict[str, Any]) -> list[table.Table]:
                 table.ratio_text(row[what] / direct[what]),
             ]
         rows.append(tuple(cells))
-    return [
+    made = [
         table.Table(
             f'From the start of QEMU to the first program of the root ({result["accelerator"]})',
             ('way', 'processor', 'more', 'ratio', 'clock', 'more', 'ratio'),
@@ -217,6 +254,7 @@ def tables(result: dict[str, Any]) -> list[table.Table]:
             f'direct is of the medians. Load of the machine at the end: {result["load"]:.1f}.',
         )
     ]
+    return made + [_parts_table(row) for row in result['rows'] if row.get('parts')]
 
 
 def plots(_result: dict[str, Any]) -> dict[str, plot.Bars]:
