@@ -15,7 +15,7 @@ from tests.functional import linux_guest
 from tests.functional import test_qemu_backend as backend
 
 MEMORY = 256
-BOOT_SECONDS = 400  # of two kernels, one after the other
+BOOT_SECONDS = 900  # of two kernels, one after the other
 SLOW = 600  # a command of Debian's, under emulation
 
 
