@@ -95,7 +95,7 @@ def shim_files(instance: Any) -> tuple[str | None, str | None]:
 
     :raises BootShimMissing:
     """
-    if instance.kernel_id or not flavor_module.of(instance).root:
+    if instance.kernel_id or not flavor_module.of(instance).root_is_memory:
         return None, None
     start = boot.shim()
     return start.kernel, start.initrd

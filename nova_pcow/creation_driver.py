@@ -117,9 +117,10 @@ class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
                 flavor=wanted.name, reason='its root is in persistent memory, not in a volume'
             )
         config.shim_files(instance)
-        config.check_firmware(
-            instance.flavor, instance.image_meta, has_kernel=bool(instance.kernel_id)
-        )
+        if wanted.root_is_memory:
+            config.check_firmware(
+                instance.flavor, instance.image_meta, has_kernel=bool(instance.kernel_id)
+            )
         return self._root_source(context, instance, instance.image_ref)
 
     def _root_source(self, context: Any, instance: Any, image_id: str) -> storage.RootSource:

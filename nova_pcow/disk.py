@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from typing import Any
 
-from lxml import etree
 from nova.virt.libvirt import config as vconfig
 
 from nova_pcow import conf
@@ -19,27 +17,23 @@ from pcow_driver.common import locks
 from pcow_driver.export import nbd
 from pcow_driver.export import nbdkit
 from pcow_driver.pools import device
-
-# requests of the guest wait for nbdkit; libvirt knows this since 9.2
-_RECONNECT_SECONDS = 60
+from pcow_driver.virt import disk_xml
 
 
 class NbdDisk(vconfig.LibvirtConfigGuestDisk):
-    """Another disk with this source; Nova's own knows network disks by host and port only."""
+    """Another disk, from a socket; Nova's own knows network disks by host and port only."""
 
-    def __init__(self, disk: vconfig.LibvirtConfigGuestDisk, volume_id: str) -> None:
+    def __init__(self, disk: vconfig.LibvirtConfigGuestDisk, socket: str) -> None:
         super().__init__()
         self.__dict__.update(vars(disk))
         self.source_type, self.source_protocol = 'network', 'nbd'
         self.source_hosts: list[str] = []
         self.source_ports: list[str] = []
-        self._socket = socket_path(volume_id)
+        self._socket = socket
 
     def format_dom(self) -> Any:
         element = super().format_dom()
-        source = element.find('source')
-        etree.SubElement(source, 'host', transport='unix', socket=self._socket)
-        etree.SubElement(source, 'reconnect', delay=str(_RECONNECT_SECONDS))
+        disk_xml.add_socket(element.find('source'), self._socket)
         return element
 
 
@@ -51,7 +45,7 @@ def complete(found: Any, volume_id: str) -> Any:
         found.source_protocol,
         found.source_hosts,
     ) == ('nbd', [None])
-    return NbdDisk(found, volume_id) if is_ours else found
+    return NbdDisk(found, socket_path(volume_id)) if is_ours else found
 
 
 def start(path: str, volume_id: str, peer: str | None = None) -> None:
@@ -81,9 +75,7 @@ def _let_in(directory: str) -> None:
     if not group:
         return
     try:
-        for path, mode in ((os.path.join(directory, nbdkit.SOCKET), 0o660), (directory, 0o710)):
-            shutil.chown(path, group=group)
-            os.chmod(path, mode)
+        nbd.let_in(directory, group)
     except (OSError, LookupError) as e:
         raise exception.ConfigInvalid(
             reason=f'[nova_pcow] qemu_group {group} cannot be given a socket: {e}'

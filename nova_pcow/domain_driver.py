@@ -21,6 +21,7 @@ from nova_pcow import leaving
 from nova_pcow import migration as migration_module
 from nova_pcow import move_driver
 from nova_pcow import rebuild as rebuild_module
+from nova_pcow import root_disk
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
 from pcow_driver.common import units
@@ -42,8 +43,8 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
         injection_info: Any,
         fallback_from_host: Any,
     ) -> bool:
-        """The root is there already; in place of the disk there is one that only holds the state of
-        a suspended server.
+        """The root is there already; where it is memory, there is a disk in its place that only
+        holds the state of a suspended server.
         """
         if suffix or not flavor_module.is_pcow(instance) or not flavor_module.of(instance).root:
             return bool(
@@ -59,7 +60,7 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
                 )
             )
         path = self._carrier(instance)
-        if os.path.exists(path):
+        if not flavor_module.of(instance).root_is_memory or os.path.exists(path):
             return False
         libvirt_utils.create_image(path, 'qcow2', _CARRIER_SIZE)
         return True
@@ -90,12 +91,21 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
             return list(devices)
         mapping = disk_info['mapping']['disk']
         return [
-            self._carrier_config(instance, mapping)
+            self._root_config(instance, mapping, item)
             if isinstance(item, vconfig.LibvirtConfigGuestDisk)
             and item.target_dev == mapping['dev']
             else item
             for item in devices
         ]
+
+    def _root_config(
+        self, instance: Any, mapping: Any, item: vconfig.LibvirtConfigGuestDisk
+    ) -> vconfig.LibvirtConfigGuestDisk:
+        """What the server has in place of the disk that Nova gives it."""
+        if flavor_module.of(instance).root_is_memory:
+            return self._carrier_config(instance, mapping)
+        with errors.internal():
+            return root_disk.RootDisk(item, instance.uuid, storage.root(instance.uuid).path)
 
     def _carrier_config(self, instance: Any, mapping: Any) -> vconfig.LibvirtConfigGuestDisk:
         """Whatever images_type is, its format is qcow2."""
@@ -125,7 +135,7 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
     ) -> Any:
         by_shim = (
             flavor_module.is_pcow(instance)
-            and flavor_module.of(instance).root
+            and flavor_module.of(instance).root_is_memory
             and not (instance.kernel_id or rescue)
         )
         guest = super()._get_guest_config(
@@ -145,9 +155,13 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
             return guest
         with errors.internal():
             wanted = flavor_module.of(instance)
+            guest.add_device(config.Emulator(self._emulator.path()))
+            if wanted.root_is_disk:
+                storage.check_startable(instance.uuid, wanted)
+                root_disk.add_metadata(guest, storage.root(instance.uuid).virtual_size())
+                return guest
             devices = [config.MemoryDevice(item) for item in storage.nvdimms(instance.uuid, wanted)]
             config.add_memory_devices(guest, devices)
-            guest.add_device(config.Emulator(self._emulator.path()))
             if wanted.root and not rescue:
                 config.boot_from_pmem(guest, image_meta)
         return guest

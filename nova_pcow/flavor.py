@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a flavor says about persistent memory: its extra specs ``pcow:*`` and the resources that it
-claims.
+claims; and what the image of a server says, which knows what its guest can do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from oslo_utils import strutils
 
 from pcow_driver.common import exception
 from pcow_driver.common import units
+from pcow_driver.virt import disk_xml
 
 RESOURCE_CLASS = 'CUSTOM_PCOW_MB'
 TRAIT = 'CUSTOM_PCOW'
@@ -28,7 +29,10 @@ PREFIX = 'pcow:'
 ROOT_SPEC = f'{PREFIX}root'
 DATA_SPEC = f'{PREFIX}data_mb'
 FORMAT_SPEC = f'{PREFIX}data_format'
-KNOWN_SPECS = (ROOT_SPEC, DATA_SPEC, FORMAT_SPEC)
+BUS_SPEC = f'{PREFIX}bus'  # a property of images as well
+KNOWN_SPECS = (ROOT_SPEC, DATA_SPEC, FORMAT_SPEC, BUS_SPEC)
+# in the system metadata of an instance, where Nova keeps the properties of its image
+_IMAGE_BUS = f'image_{BUS_SPEC}'
 FORMATS = ('none', 'ext4', 'xfs')
 MAX_DATA_DEVICES = 8
 
@@ -46,6 +50,14 @@ class FlavorInvalid(exception.PcowError):
     msg_fmt = 'the flavor %(flavor)s cannot be used: %(reason)s'
 
 
+class ImagePropertyInvalid(exception.PcowError):
+    is_of_host = False
+    msg_fmt = (
+        'the image has the property %(name)s=%(value)s, which is none of %(known)s: set it to one '
+        'of them, or remove it (openstack image unset --property %(name)s)'
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class DataDevice:
     size: int  # bytes
@@ -60,10 +72,25 @@ class PcowFlavor:
     root_size: int | None  # None: the root is a disk
     data: tuple[DataDevice, ...]
     required_traits: frozenset[str]  # that a pool must have, of those in this module
+    bus: str = disk_xml.PMEM  # one of disk_xml.BUSES: how the guest sees the root
 
     @property
     def root(self) -> bool:
+        """Whether the root is a pcow image."""
         return self.root_size is not None
+
+    @property
+    def root_is_memory(self) -> bool:
+        return self.root and self.bus == disk_xml.PMEM
+
+    @property
+    def root_is_disk(self) -> bool:
+        """Whether the root is a pcow image that the guest sees as a disk."""
+        return self.root and self.bus == disk_xml.VIRTIO
+
+    @property
+    def has_memory(self) -> bool:
+        return self.root_is_memory or bool(self.data)
 
     @property
     def uses_pcow(self) -> bool:
@@ -78,6 +105,17 @@ def uses_pcow(flavor: Any) -> bool:
 def is_pcow(instance: Any) -> bool:
     """Whether a server (nova.objects.Instance) has a flavor that :func:`uses_pcow`."""
     return uses_pcow(instance.flavor)
+
+
+def has_memory(instance: Any) -> bool:
+    """Whether the guest of a server has persistent memory, and volumes can be that.
+
+    Also if its flavor has become invalid.
+    """
+    try:
+        return is_pcow(instance) and not of(instance).root_is_disk
+    except exception.PcowError:
+        return True
 
 
 def check_known(flavor: Any) -> None:
@@ -138,13 +176,27 @@ def _data_devices(name: str, extra_specs: Mapping[str, str]) -> tuple[DataDevice
     )
 
 
-def parse(flavor: Any) -> PcowFlavor:
+def _bus(name: str, extra_specs: Mapping[str, str], metadata: Mapping[str, str]) -> str:
+    """How the guest sees its root. The image wins: it knows what its guest has drivers for."""
+    bus = extra_specs.get(BUS_SPEC, disk_xml.PMEM)
+    if bus not in disk_xml.BUSES:
+        raise FlavorInvalid(flavor=name, reason=f'{BUS_SPEC} is one of {", ".join(disk_xml.BUSES)}')
+    bus = metadata.get(_IMAGE_BUS, bus)
+    if bus not in disk_xml.BUSES:
+        raise ImagePropertyInvalid(name=BUS_SPEC, value=bus, known=', '.join(disk_xml.BUSES))
+    return bus
+
+
+def parse(flavor: Any, metadata: Mapping[str, str] | None = None) -> PcowFlavor:
     """The persistent memory that a flavor (nova.objects.Flavor) gives a server.
 
     The root has the flavor's disk size; if that is 0, what ``resources:CUSTOM_PCOW_MB`` leaves
     beside the data devices.
 
+    :param metadata: system metadata of the server (nova.objects.Instance.system_metadata), which
+        has the properties of its image; None: of an image without any
     :raises FlavorInvalid: malformed, or the resources do not cover the sizes
+    :raises ImagePropertyInvalid:
     """
     extra_specs: Mapping[str, str] = flavor.extra_specs or {}
     name = str(flavor.name)
@@ -158,8 +210,20 @@ def parse(flavor: Any) -> PcowFlavor:
         for key, value in extra_specs.items()
         if (match := _REQUIRED.fullmatch(key)) and value == 'required'
     )
+    if BUS_SPEC in extra_specs and not root:
+        raise FlavorInvalid(flavor=name, reason=f'{BUS_SPEC} without {ROOT_SPEC}')
     if not root and not data:
         return PcowFlavor(name, None, (), traits)
+    bus = _bus(name, extra_specs, metadata or {}) if root else disk_xml.PMEM
+    if data and bus == disk_xml.VIRTIO:
+        raise FlavorInvalid(
+            flavor=name,
+            reason=(
+                f'its data devices ({DATA_SPEC}) are persistent memory, which a guest with '
+                f'{BUS_SPEC}={bus} (of the flavor or of the image) does not know: take a flavor '
+                f'without them, and volumes in their place'
+            ),
+        )
     claimed, data_size = _claimed(extra_specs), sum(device.size for device in data)
     root_size = None
     if root:
@@ -175,15 +239,16 @@ def parse(flavor: Any) -> PcowFlavor:
                 f'property resources:{RESOURCE_CLASS} to what its root and data devices need'
             ),
         )
-    return PcowFlavor(name, root_size, data, traits)
+    return PcowFlavor(name, root_size, data, traits, bus)
 
 
 def of(instance: Any) -> PcowFlavor:
     """The persistent memory of a server (nova.objects.Instance).
 
     :raises FlavorInvalid:
+    :raises ImagePropertyInvalid:
     """
-    return parse(instance.flavor)
+    return parse(instance.flavor, instance.system_metadata)
 
 
 def check_resize(old: PcowFlavor, new: PcowFlavor) -> None:

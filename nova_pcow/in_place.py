@@ -79,7 +79,7 @@ class Server:
                     server=self.name,
                     reason=f'{item.path} has a snapshot {name} already: choose another name',
                 )
-        made: list[libvirt_xml.Nvdimm] = []
+        made: list[domain.Image] = []
         with (
             contextlib.ExitStack() as undo,
             self.domain.paused() if self.domain.active() else contextlib.nullcontext(),
@@ -90,7 +90,7 @@ class Server:
                 made.append(item)
             undo.pop_all()
 
-    def _delete(self, name: str, images: list[libvirt_xml.Nvdimm]) -> None:
+    def _delete(self, name: str, images: list[domain.Image]) -> None:
         for item in images:
             self.domain.snapshot_delete(name, item.path)
 
@@ -135,8 +135,8 @@ class Server:
     def _revert_active(
         self,
         name: str,
-        chosen: list[libvirt_xml.Nvdimm],
-        have: dict[libvirt_xml.Nvdimm, dict[str, model.Snapshot]],
+        chosen: list[domain.Image],
+        have: dict[domain.Image, dict[str, model.Snapshot]],
         reset: bool,
     ) -> None:
         if not reset:
@@ -170,7 +170,7 @@ class Server:
                 reason=f"names that begin with '{reserved.PREFIX}' are of Nova's own snapshots",
             )
 
-    def _check_state(self, have: dict[libvirt_xml.Nvdimm, dict[str, model.Snapshot]]) -> None:
+    def _check_state(self, have: dict[domain.Image, dict[str, model.Snapshot]]) -> None:
         """:raises ServerRefused: Nova is in the middle of something that goes by what the images
         hold
         """
@@ -212,7 +212,7 @@ class Server:
                 reason='it is in rescue mode: end that first (openstack server unrescue)',
             )
 
-    def _snapshots(self, item: libvirt_xml.Nvdimm) -> dict[str, model.Snapshot]:
+    def _snapshots(self, item: domain.Image) -> dict[str, model.Snapshot]:
         return {one.name: one for one in image.snapshot_list(item.path, force_share=True)}
 
 

@@ -21,6 +21,7 @@ from lxml import etree
 from nova import objects
 from oslo_concurrency import lockutils
 
+from nova_pcow import flavor as flavor_module
 from nova_pcow import migration as migration_module
 from nova_pcow import notes
 from nova_pcow import storage
@@ -102,6 +103,18 @@ def get(migrate_data: Any) -> Any:
     """None if there is nothing."""
     others = migrate_data.bdms if migrate_data is not None and 'bdms' in migrate_data else []
     return next((item.connection_info for item in others if item.serial == _SERIAL), None)
+
+
+def check_bus(wanted: flavor_module.PcowFlavor) -> None:
+    """:raises LiveMigrationRefused: QEMU does not carry the image of the server"""
+    if wanted.root_is_disk:
+        raise LiveMigrationRefused(
+            reason=(
+                f'the root of the server is a disk that nbdkit serves '
+                f'({flavor_module.BUS_SPEC}={wanted.bus}), which stays where it is while the '
+                f'server runs: stop the server and migrate it then (openstack server migrate)'
+            )
+        )
 
 
 # ---- on the host of the server -------------------------------------------------------------------

@@ -46,9 +46,10 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
             # a resize; a migrated server has what it has
             if flavor.flavorid != instance.flavor.flavorid:
                 flavor_module.check_known(flavor)
-            old, new = flavor_module.parse(instance.flavor), flavor_module.parse(flavor)
+            old = flavor_module.of(instance)
+            new = flavor_module.parse(flavor, instance.system_metadata)
             flavor_module.check_resize(old, new)
-            if new.root:
+            if new.root_is_memory:
                 config.check_firmware(
                     flavor, instance.image_meta, has_kernel=bool(instance.kernel_id)
                 )
@@ -140,7 +141,8 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
             )
             self._receive(context, instance, allocations)
         # what is made below is only new
-        storage.check_complete(instance.uuid, flavor_module.parse(instance.old_flavor))
+        old = flavor_module.parse(instance.old_flavor, instance.system_metadata)
+        storage.check_complete(instance.uuid, old)
         migration_module.grow(instance.uuid, wanted)
         # data devices that the old flavor had not
         self._create_images(context, instance, allocations, block_device_info)

@@ -61,7 +61,7 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
                 self._image_api.update(context, image_id, metadata, f)
 
     def suspend(self, context: Any, instance: Any) -> None:
-        if not flavor_module.is_pcow(instance):
+        if not flavor_module.has_memory(instance):
             super().suspend(context, instance)
             return
         virtual = self._host.get_guest(instance)._domain

@@ -83,6 +83,10 @@ class ServerImage:
         """In the domain XML."""
         return f'ua-pcow-{self.role}'
 
+    def virtual_size(self) -> int:
+        """Bytes, with the info block; also while it is open."""
+        return image.info(self.path, force_share=True).virtual_size
+
 
 def data_role(number: int) -> str:
     return f'data{number}'
@@ -402,13 +406,18 @@ def check_class(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
             )
 
 
+def check_startable(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
+    """:raises ServerStorageError: as :func:`check_complete` and :func:`check_class`"""
+    check_complete(uuid, wanted)
+    check_class(uuid, wanted)
+
+
 def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
     """The devices of a server for its domain, the root first.
 
-    :raises ServerStorageError: as :func:`check_complete` and :func:`check_class`
+    :raises ServerStorageError: as :func:`check_startable`
     """
-    check_complete(uuid, wanted)
-    check_class(uuid, wanted)
+    check_startable(uuid, wanted)
     return [nvdimm(item.path, item.pool, item.alias) for item in find(uuid)]
 
 

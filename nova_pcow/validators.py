@@ -6,6 +6,7 @@ when they are set.
 from nova.api.validation.extra_specs import base
 
 from nova_pcow import flavor
+from pcow_driver.virt import disk_xml
 
 
 def register() -> list[base.ExtraSpecValidator]:
@@ -19,6 +20,16 @@ def register() -> list[base.ExtraSpecValidator]:
             'disk size of the flavor; if that '
             'is 0, what resources:CUSTOM_PCOW_MB leaves beside the data devices.',
             value={'type': bool, 'description': 'Whether the root is in persistent memory.'},
+        ),
+        base.ExtraSpecValidator(
+            name=flavor.BUS_SPEC,
+            description='How the guest sees its root: as persistent memory, or as an ordinary disk '
+            'from which firmware boots. The image property of the same name wins.',
+            value={
+                'type': str,
+                'description': f'One of {", ".join(disk_xml.BUSES)}.',
+                'enum': list(disk_xml.BUSES),
+            },
         ),
         base.ExtraSpecValidator(
             name=flavor.DATA_SPEC,

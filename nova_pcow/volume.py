@@ -68,7 +68,7 @@ class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
         :raises InvalidVolume: it does not lie in a pool of this host, or cannot be read
         """
         data = connection_info['data']
-        data[_IS_DISK] = not flavor.uses_pcow(instance.flavor)
+        data[_IS_DISK] = not flavor.has_memory(instance)
         profile = confinement.profile(self.host, instance)
         path, volume_id = (
             self._image(connection_info)[0],
@@ -97,7 +97,7 @@ class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
         if connection_info['data'].get(_IS_DISK):
             return disk.NbdDisk(
                 super().get_config(connection_info, disk_info),
-                block_device.get_volume_id(connection_info),
+                disk.socket_path(block_device.get_volume_id(connection_info)),
             )
         with _invalid_volume():
             return config.MemoryDevice(

@@ -57,7 +57,7 @@ class VolumeLibvirtDriver(libvirt_driver.LibvirtDriver):
         mountpoint: str,
         encryption: Any = None,
     ) -> None:
-        if not volume.is_pcow(connection_info) or not flavor_module.uses_pcow(instance.flavor):
+        if not volume.is_pcow(connection_info) or not flavor_module.has_memory(instance):
             super().detach_volume(context, connection_info, instance, mountpoint, encryption)
             return
         with contextlib.suppress(nova_exception.InstanceNotFound):

@@ -2,22 +2,42 @@
 """pcowctl domain-xml"""
 
 import argparse
+import dataclasses
 import os
+import uuid as uuidlib
 
 from cliff import command
 
 from pcow_driver.cli import common
 from pcow_driver.common import exception
+from pcow_driver.common import names
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
+from pcow_driver.images import model
+from pcow_driver.pools import device
 from pcow_driver.virt import boot
+from pcow_driver.virt import disk_xml
 from pcow_driver.virt import domain_xml
 from pcow_driver.virt import libvirt_xml
+from pcow_driver.vm import ram
+
+# what a guest on a disk has not: it is booted by firmware, and virsh keeps its state with no disk
+_OF_MEMORY = ('kernel', 'initrd', 'cmdline', 'carrier-disk', 'pmem', 'device', 'volatile', 'ram')
 
 
 def _joined(*words: str | None) -> str:
     return ' '.join(filter(None, words))
+
+
+def _with_ram(domain: domain_xml.Domain, reference: str) -> domain_xml.Domain:
+    """The image is made last, when nothing else is refused any more."""
+    whole = reference if '/' in reference else f'{reference}/{ram.name_of(domain.name)}'
+    pool, name = common.split_reference(whole)
+    domain = dataclasses.replace(domain, ram=pool.image_path(name))
+    domain.check()
+    ram.provide(pool, name, domain.memory)
+    return domain
 
 
 class DomainXml(command.Command):
@@ -27,6 +47,25 @@ class DomainXml(command.Command):
         parser = super().get_parser(prog_name)
         parser.add_argument('image', help=common.IMAGE_HELP)
         parser.add_argument('--name', help='Name of the domain; default: that of the image.')
+        parser.add_argument(
+            '--uuid',
+            help='UUID of the domain, for one that is defined already (virsh domuuid); default: '
+            'a new one.',
+        )
+        parser.add_argument(
+            '--bus',
+            choices=disk_xml.BUSES,
+            default=disk_xml.PMEM,
+            help="How the guest sees the image: 'pmem', as persistent memory, or 'virtio', as a "
+            'disk from which firmware boots, for a guest that knows no persistent memory; '
+            'default: pmem. An image may change from one to the other while its guest is off.',
+        )
+        parser.add_argument(
+            '--firmware',
+            choices=domain_xml.FIRMWARES,
+            help="With --bus virtio: what boots the guest; 'efi' is UEFI without secure boot; "
+            'default: bios.',
+        )
         parser.add_argument(
             '--kernel',
             help='Kernel file of the guest; default: the boot shim ([pcow] boot_shim), which takes '
@@ -44,6 +83,13 @@ class DomainXml(command.Command):
             type=common.size_argument,
             default=units.GIB,
             help='RAM of the guest; default: 1G.',
+        )
+        parser.add_argument(
+            '--ram',
+            metavar='POOL[/NAME]',
+            help='Have an image of this pool be the RAM, for checkpoints of the whole VM; it is '
+            'made if it does not exist. NAME: by default that of the domain and '
+            f'{names.RAM_SUFFIX}.',
         )
         parser.add_argument('--vcpus', type=int, default=1, help='Default: 1.')
         parser.add_argument(
@@ -103,50 +149,84 @@ class DomainXml(command.Command):
                     f"an image on it"
                 )
             )
-        page_cache = info.persistence == 'page-cache'
-        model = parsed_args.device or (
-            'virtio-pmem' if page_cache and not parsed_args.volatile else 'nvdimm'
-        )
-        if page_cache and model == 'nvdimm' and not parsed_args.volatile:
-            raise exception.UsageInvalid(
-                reason=(
-                    f"the pool of {path} is page cache: an nvdimm there loses what the guest has "
-                    f"flushed when the host crashes; "
-                    "take --device virtio-pmem, or say --volatile if that may be"
-                )
-            )
-        options = boot.memory_options(parsed_args.memory)  # all its devices are virtio
-        if parsed_args.kernel is None:
-            start = boot.shim(_joined(options, parsed_args.cmdline))
-        else:
-            start = boot.Start(
-                kernel=os.path.abspath(parsed_args.kernel),
-                initrd=absolute(parsed_args.initrd),
-                cmdline=(
-                    _joined(domain_xml.DEFAULT_CMDLINE, options)
-                    if parsed_args.cmdline is None
-                    else parsed_args.cmdline
-                ),
-            )
-        name = parsed_args.name or os.path.basename(path).removesuffix('.pcow')
-        domain = domain_xml.Domain(
+        name = parsed_args.name or os.path.basename(path).removesuffix(names.IMAGE_SUFFIX)
+        common_parts = domain_xml.Domain(
             name=name,
             memory=parsed_args.memory,
-            kernel=start.kernel,
-            nvdimms=[
-                libvirt_xml.Nvdimm(
-                    path=path, size=info.virtual_size, pmem=parsed_args.pmem, model=model
-                )
-            ],
-            initrd=start.initrd,
-            cmdline=start.cmdline,
             vcpus=parsed_args.vcpus,
             type=parsed_args.type,
             emulator=absolute(parsed_args.emulator) or tool.find('emulator', build_first=True),
             machine=parsed_args.machine,
+            uuid=None if parsed_args.uuid is None else disk_xml.check_uuid(parsed_args.uuid),
             serial_file=absolute(parsed_args.serial_file),
             carrier_disk=absolute(parsed_args.carrier_disk),
             network=parsed_args.network,
-            volatile=page_cache and parsed_args.volatile,
         )
+        complete = _on_disk if parsed_args.bus == disk_xml.VIRTIO else _in_memory
+        domain = complete(common_parts, parsed_args, path, info)
+        if parsed_args.ram is not None:
+            domain = _with_ram(domain, parsed_args.ram)
         self.app.stdout.write(domain.to_xml())
+
+
+def _in_memory(
+    domain: domain_xml.Domain, parsed_args: argparse.Namespace, path: str, info: model.ImageInfo
+) -> domain_xml.Domain:
+    """The image is a memory device, and QEMU loads a kernel."""
+    if parsed_args.firmware is not None:
+        raise exception.UsageInvalid(
+            reason='no firmware boots from persistent memory: --firmware is for --bus virtio'
+        )
+    page_cache = info.persistence == 'page-cache'
+    model_name = parsed_args.device or (
+        'virtio-pmem' if page_cache and not parsed_args.volatile else 'nvdimm'
+    )
+    if page_cache and model_name == 'nvdimm' and not parsed_args.volatile:
+        raise exception.UsageInvalid(
+            reason=(
+                f"the pool of {path} is page cache: an nvdimm there loses what the guest has "
+                f"flushed when the host crashes; "
+                "take --device virtio-pmem, or say --volatile if that may be"
+            )
+        )
+    options = boot.memory_options(parsed_args.memory)  # all its devices are virtio
+    if parsed_args.kernel is None:
+        start = boot.shim(_joined(options, parsed_args.cmdline))
+    else:
+        start = boot.Start(
+            kernel=os.path.abspath(parsed_args.kernel),
+            initrd=None if parsed_args.initrd is None else os.path.abspath(parsed_args.initrd),
+            cmdline=(
+                _joined(domain_xml.DEFAULT_CMDLINE, options)
+                if parsed_args.cmdline is None
+                else parsed_args.cmdline
+            ),
+        )
+    return dataclasses.replace(
+        domain,
+        nvdimms=[
+            libvirt_xml.Nvdimm(
+                path=path, size=info.virtual_size, pmem=parsed_args.pmem, model=model_name
+            )
+        ],
+        kernel=start.kernel,
+        initrd=start.initrd,
+        cmdline=start.cmdline,
+        volatile=page_cache and parsed_args.volatile,
+    )
+
+
+def _on_disk(
+    domain: domain_xml.Domain, parsed_args: argparse.Namespace, path: str, info: model.ImageInfo
+) -> domain_xml.Domain:
+    """The image is a disk, from which firmware boots."""
+    for option in _OF_MEMORY:
+        if getattr(parsed_args, option.replace('-', '_')):
+            raise exception.UsageInvalid(reason=f'--{option} does not go with --bus virtio')
+    device.window(path, force_share=True)  # it is served from the end of its info block
+    return dataclasses.replace(
+        domain,
+        uuid=domain.uuid or str(uuidlib.uuid4()),
+        disks=[disk_xml.Disk(path=path, size=info.virtual_size)],
+        firmware=parsed_args.firmware or domain_xml.FIRMWARES[0],
+    )

@@ -36,6 +36,12 @@ OPTS: list[cfg.Opt] = [
         'the checkout '
         'that this package runs from.',
     ),
+    cfg.StrOpt(
+        'pcowctl',
+        default='pcowctl',
+        help='The pcowctl program, by which the libvirt hook serves images that are disks: a path, '
+        'or a name looked for in PATH and then in /usr/local/bin and /usr/bin.',
+    ),
     cfg.StrOpt('pcow_io', default='pcow-io', help='The pcow-io program, looked for like pcow-img.'),
     cfg.StrOpt(
         'nbdkit', default='nbdkit', help='The nbdkit program, which serves images over NBD.'

@@ -105,6 +105,10 @@ class ImageDamaged(PcowError):
     )
 
 
+class RamInvalid(PcowError):
+    msg_fmt = "%(path)s cannot be the guest's RAM: %(reason)s: name another image, or delete it"
+
+
 class DeviceInvalid(PcowError):
     """An image that a guest could not use as a persistent memory device with DAX."""
 
@@ -208,6 +212,16 @@ class LibvirtFailed(PcowError):
 
 class DomainInvalid(PcowError):
     msg_fmt = 'the domain %(domain)s: %(reason)s'
+
+
+class DomainExists(PcowError):
+    msg_fmt = 'there is a domain %(domain)s already: choose another name'
+
+
+class CheckpointNotFound(PcowError):
+    msg_fmt = (
+        "the domain %(domain)s has no checkpoint %(name)s: 'pcowctl vm tree %(domain)s' lists them"
+    )
 
 
 class StillFrozen(DomainInvalid):

@@ -11,11 +11,19 @@ RESCUE = re.compile(r'(?P<image>[^/]+\.pcow)\.rescue(-[0-9]+)?')
 MARKER = '.pcow-pool'  # of a directory that is a pool
 SERVER_PREFIX = 'server-'  # of the images that are disks of Nova's servers
 VOLUME_PREFIX = 'volume-'  # of those that are Cinder's volumes
+RAM_SUFFIX = '-ram'  # of the image that is a domain's RAM, after the domain's name
 SERVICE_PREFIXES = (SERVER_PREFIX, VOLUME_PREFIX)
 # of an image to which a VM migrates, until all of it is there; see migration/pcow/incoming.c
 ARRIVING_MARK = '.arriving'
 # see migration/pcow/carrier.c
-SNAPSHOT_MARKS = ('.incomplete-', '.loading-', '.migrating-', ARRIVING_MARK)
+SNAPSHOT_MARKS = (
+    '.incomplete-',
+    '.loading-',
+    '.migrating-',
+    '.checkpoint-',
+    '.deleting-',
+    ARRIVING_MARK,
+)
 # of a new image: of its locks pcow-template-UUID-NAME is the longest, and has 255
 MAX_NAME_BYTES = 204
 _MAX_EXISTING_BYTES = 240  # of what earlier versions made

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import contextlib
 import os
 from pathlib import Path
+import shutil
 import stat
 import subprocess
 import threading
@@ -113,6 +114,22 @@ def start(
             stop(directory)
         raise
     return f'nbd+unix:///?socket={urllib.parse.quote(socket)}'
+
+
+def let_in(directory: str, group: str | None = None) -> None:
+    """Let others connect to what :func:`start` serves in ``directory``, which only its user may
+    until then.
+
+    :param group: to these only; None: to all who can get to the directory
+    :raises OSError: this user may not
+    :raises LookupError: there is no such group
+    """
+    modes = (0o666, 0o711) if group is None else (0o660, 0o710)
+    paths = os.path.join(directory, nbdkit.SOCKET), directory
+    for path, mode in zip(paths, modes, strict=True):
+        if group is not None:
+            shutil.chown(path, group=group)
+        os.chmod(path, mode)
 
 
 def root_may_read() -> bool:

@@ -61,6 +61,15 @@ class Reader:
     def object(self, key: str) -> Reader:
         return Reader(self._get(key, dict, ...), f'{self.what}.{key}', self.tool)
 
+    def date(self) -> datetime.datetime:
+        """Of date-sec and date-nsec, in UTC; microseconds are the least that it knows."""
+        seconds, nanoseconds = self.integer('date-sec'), self.integer('date-nsec')
+        try:
+            date = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+        except (OverflowError, ValueError, OSError):
+            raise self.error(f'date-sec is {seconds}') from None
+        return date.replace(microsecond=min(nanoseconds // 1000, 999999))
+
     def persistence(self) -> str:
         value = self.string('persistence')
         if value not in PERSISTENCE_CLASSES:
@@ -88,16 +97,11 @@ class Snapshot:
     @classmethod
     def from_json(cls, value: Any) -> Snapshot:
         data = Reader(value, 'snapshot')
-        seconds, nanoseconds = data.integer('date-sec'), data.integer('date-nsec')
-        try:
-            date = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-        except (OverflowError, ValueError, OSError):
-            raise data.error(f'date-sec is {seconds}') from None
         return cls(
             id=data.string('id'),
             name=data.string('name'),
             parent_id=data.optional_string('parent-id'),
-            date=date.replace(microsecond=min(nanoseconds // 1000, 999999)),
+            date=data.date(),
             virtual_size=data.integer('virtual-size', 0),
             vm_state_size=data.integer('vm-state-size', 0),
             data_size=data.integer('data-size', 0),

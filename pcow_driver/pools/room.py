@@ -15,19 +15,25 @@ LOG = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def for_snapshot(path: str) -> Iterator[None]:
-    """A snapshot of an image is made meanwhile, after which its guest can fill it once more; nobody
-    else gets that space.
+def for_snapshot(*paths: str) -> Iterator[None]:
+    """A snapshot of each of these images is made meanwhile, after which its guest can fill it once
+    more; nobody else gets that space.
 
     For an image of no pool nothing is provisioned.
 
     :raises NoRoom:
     """
-    with contextlib.ExitStack() as stack:
+    pools: dict[str, pool_module.Pool] = {}
+    files: dict[str, list[str]] = {}
+    for path in paths:
         found = _pool_of(path)
         if found is not None and found.settings.overcommit:
-            stack.enter_context(found.lock())
-            found.check_snapshot_room(os.path.basename(path))
+            pools[found.uuid] = found
+            files.setdefault(found.uuid, []).append(os.path.basename(path))
+    with contextlib.ExitStack() as stack:
+        for uuid in sorted(pools):  # everybody takes the locks of several in this order
+            stack.enter_context(pools[uuid].lock())
+            pools[uuid].check_snapshot_room(*files[uuid])
         yield
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of the pcow images of a libvirt domain, whether it runs or not.
 
-A running QEMU holds the only writer's lock, so it must do the work itself, told over QMP; otherwise
-pcow-img works on the file. Which of the two is decided here, call by call.
+A running QEMU holds the only writer's lock, so it must do the work itself, told over QMP; where the
+image is a disk, nbdkit has the lock, told over its socket. Otherwise pcow-img works on the file.
+Which of these is decided here, call by call.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from oslo_log import log as logging
 
 from pcow_driver.common import conf
 from pcow_driver.common import exception
+from pcow_driver.common import interrupt
 from pcow_driver.common import names
+from pcow_driver.export import control_socket
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import room
+from pcow_driver.virt import disk_xml
 from pcow_driver.virt import guest_agent
 from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
+
+Image = libvirt_xml.Nvdimm | disk_xml.Disk
 
 
 def _import(name: str) -> Any:
@@ -85,7 +91,8 @@ class Files:
 
 
 def all_images() -> Files:
-    """The files that the NVDIMMs of any domain name, running or not, now or after its next start.
+    """The files that NVDIMMs and disks of any domain name, and its RAM, running or not, now or
+    after its next start.
 
     :raises LibvirtFailed: then nobody knows
     """
@@ -94,9 +101,17 @@ def all_images() -> Files:
         libvirt = _import('libvirt')
         for one in connection.listAllDomains():
             for flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE):
-                for nvdimm in libvirt_xml.nvdimms(one.XMLDesc(flags)):
-                    found.add(nvdimm.path)
+                xml = one.XMLDesc(flags)
+                for path in libvirt_xml.images(xml):
+                    found.add(path)
+                for disk in disk_xml.disks(xml):
+                    found.add(disk.path)
     return found
+
+
+def exists(connection: Any, name: str) -> bool:
+    """Whether there is a domain of that name, running or not."""
+    return any(one.name() == name for one in connection.listAllDomains())
 
 
 class Domain:
@@ -110,40 +125,87 @@ class Domain:
         self.name = name
         self._domain = connection.lookupByName(name)
 
+    @classmethod
+    def define(cls, connection: Any, xml: str) -> Domain:
+        """A new one, which does not run.
+
+        :raises LibvirtFailed: also if there is one of that name
+        """
+        libvirt = _import('libvirt')
+        found = connection.defineXMLFlags(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE)
+        return cls(connection, str(found.name()))
+
+    def undefine(self) -> None:
+        """It is no domain any more; its images stay."""
+        if self.active():
+            self._domain.destroy()
+        self._domain.undefine()
+
+    def definition(self) -> str:
+        """XML of its next start, with the passwords that are in it."""
+        libvirt = _import('libvirt')
+        flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
+        return str(self._domain.XMLDesc(flags))
+
     def active(self) -> bool:
         """Whether a QEMU exists for it, running or paused."""
         return bool(self._domain.isActive())
 
-    def images(self) -> list[libvirt_xml.Nvdimm]:
-        """Its NVDIMMs that are pcow images, as they are now."""
-        return [
+    def images(self) -> list[Image]:
+        """Its NVDIMMs and disks that are pcow images, as they are now."""
+        xml = self._domain.XMLDesc(0)
+        nvdimms = [
             nvdimm
-            for nvdimm in libvirt_xml.nvdimms(self._domain.XMLDesc(0))
+            for nvdimm in libvirt_xml.nvdimms(xml)
             if nvdimm.path.endswith(names.IMAGE_SUFFIX)
         ]
+        return [*nvdimms, *disk_xml.disks(xml)]
 
-    def select(self, device: str | None = None) -> libvirt_xml.Nvdimm:
+    def ram(self) -> str | None:
+        """Path of the image that is its RAM, as it is now; None: its RAM is none."""
+        return libvirt_xml.ram(self._domain.XMLDesc(0))
+
+    def writable(self) -> list[str]:
+        """Paths of the images that its guest stores to: its RAM first, then its NVDIMMs.
+
+        :raises DomainInvalid: it has a disk on an image, which QEMU does not know
+        """
+        ram, found = self.ram(), []
+        for item in self.images():
+            if isinstance(item, disk_xml.Disk):
+                raise exception.DomainInvalid(
+                    domain=self.name,
+                    reason=(
+                        f'{item.path} is a disk of it, of which a checkpoint takes nothing: have '
+                        f'it as persistent memory (pcowctl domain-xml --bus pmem)'
+                    ),
+                )
+            if not item.readonly:
+                found.append(item.path)
+        return found if ram is None else [ram, *found]
+
+    def select(self, device: str | None = None) -> Image:
         """The image that is meant.
 
-        :param device: its alias, its path or the last part of it; may be None if there is only one
+        :param device: its alias (of a disk: its target), its path or the last part of it; may be
+            None if there is only one
         :raises DomainInvalid: none or several match
         """
         images = self.images()
         found = [
-            nvdimm
-            for nvdimm in images
-            if device is None
-            or device in (nvdimm.alias, nvdimm.path, os.path.basename(nvdimm.path))
+            item
+            for item in images
+            if device is None or device in (item.alias, item.path, os.path.basename(item.path))
         ]
         if len(found) == 1:
             return found[0]
         if not images:
-            reason = f'it has no NVDIMM on a *{names.IMAGE_SUFFIX} file'
+            reason = f'it has no NVDIMM and no disk on a *{names.IMAGE_SUFFIX} file'
         else:
             which = 'name one with --device' if device is None else f'{device} is not one of them'
             reason = (
                 f'it has {len(images)} pcow image(s) '
-                f'({", ".join(nvdimm.path for nvdimm in images)}): {which}'
+                f'({", ".join(item.path for item in images)}): {which}'
             )
         raise exception.DomainInvalid(domain=self.name, reason=reason)
 
@@ -166,8 +228,8 @@ class Domain:
             )
             if error_class == 'CommandNotFound':
                 description = (
-                    'this QEMU has no pcow backend; let <emulator> in the domain XML name the one '
-                    'that has'
+                    'this QEMU has no pcow backend, or an older one; let <emulator> in the domain '
+                    'XML name the one that has'
                 )
             raise exception.QmpFailed(
                 command=command, error_class=error_class, description=description
@@ -181,7 +243,8 @@ class Domain:
     def snapshot_create(
         self, name: str, device: str | None = None, *, quiesce: bool = False
     ) -> None:
-        """Freeze the active layer; a running guest is paused for that moment by QEMU.
+        """Freeze the active layer; a running guest is paused for that moment by QEMU, and one
+        whose image is a disk goes on between two of its requests.
 
         :param quiesce: have the guest's agent write out and freeze its file systems meanwhile
         :raises DomainInvalid: ``quiesce``, and the guest's agent does not answer, or cannot freeze
@@ -190,12 +253,16 @@ class Domain:
             more
         """
         names.check_new_snapshot_name(name)
-        nvdimm = self.select(device)
-        with room.for_snapshot(nvdimm.path), self._quiet() if quiesce else contextlib.nullcontext():
-            if self.active():
-                self.qmp('pcow-snapshot-create', id=self._backend(nvdimm), name=name)
+        found, quiet = self.select(device), self._quiet() if quiesce else contextlib.nullcontext()
+        if isinstance(found, disk_xml.Disk) and self.active():
+            with self._server(found) as server, quiet:
+                server.snapshot_create(name)
+            return
+        with room.for_snapshot(found.path), quiet:
+            if isinstance(found, libvirt_xml.Nvdimm) and self.active():
+                self.qmp('pcow-snapshot-create', id=self._backend(found), name=name)
             else:
-                image.snapshot_create(nvdimm.path, name)
+                image.snapshot_create(found.path, name)
 
     def snapshot_list(self, device: str | None = None) -> list[model.Snapshot]:
         return image.snapshot_list(self.select(device).path, force_share=self.active())
@@ -208,10 +275,19 @@ class Domain:
         :param reset: restart the guest if it is active; its memory would change beneath it
             otherwise
         :param image_only: also to a snapshot of the whole VM, whose disks stay as they are
-        :raises DomainInvalid: it is active and ``reset`` was not given, or disks would stay behind
+        :raises DomainInvalid: it is active and ``reset`` was not given, or the image is a disk; or
+            disks would stay behind
         """
         names.check_snapshot_name(name)
-        nvdimm = self.select(device)
+        found = self.select(device)
+        if not image_only and self._is_checkpoint(name):
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=(
+                    f'{name} is a checkpoint of the whole VM, whose RAM this would leave as it is: '
+                    f'use pcowctl vm revert, or give --image-only'
+                ),
+            )
         if not image_only and self._snapshot_of_libvirt(name) is not None:
             raise exception.DomainInvalid(
                 domain=self.name,
@@ -222,8 +298,16 @@ class Domain:
                 ),
             )
         if not self.active():
-            image.snapshot_revert(nvdimm.path, name)
+            image.snapshot_revert(found.path, name)
             return
+        if isinstance(found, disk_xml.Disk):
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=(
+                    f'it is active, and {found.path} is a disk of it, which would change beneath '
+                    f'it: shut it down first'
+                ),
+            )
         if not reset:
             raise exception.DomainInvalid(
                 domain=self.name,
@@ -234,30 +318,43 @@ class Domain:
             )
         with self.paused():
             # QEMU resets the guest then
-            self.qmp('pcow-snapshot-revert', id=self._backend(nvdimm), name=name)
+            self.qmp('pcow-snapshot-revert', id=self._backend(found), name=name)
 
     def snapshot_delete(self, name: str, device: str | None = None) -> int | None:
         """Delete a snapshot; through libvirt if it is one of the whole VM, with its part on the
         disks.
 
-        :return: bytes given back to the pool; None if libvirt did it
+        :return: bytes given back to the pool; None if libvirt or nbdkit did it
+        :raises DomainInvalid: it is a checkpoint
         """
         names.check_snapshot_name(name)
-        nvdimm = self.select(device)
+        found = self.select(device)
+        if self._is_checkpoint(name):
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=(
+                    f'{name} is a checkpoint of the whole VM, of which this would delete a part: '
+                    f'use pcowctl vm delete-checkpoint'
+                ),
+            )
         whole = self._snapshot_of_libvirt(name)
         if whole is not None:
             whole.delete()
             return None
         if not self.active():
-            return image.snapshot_delete(nvdimm.path, name)
+            return image.snapshot_delete(found.path, name)
+        if isinstance(found, disk_xml.Disk):
+            with self._server(found) as server:
+                server.snapshot_delete(name)
+            return None
         try:
-            reply = self.qmp('pcow-snapshot-delete', id=self._backend(nvdimm), name=name)
+            reply = self.qmp('pcow-snapshot-delete', id=self._backend(found), name=name)
         except exception.QmpFailed as e:
             if '--unpin' not in str(e):
                 raise
             # QEMU may not list the pool to see whether the images that were made on it still exist
-            image.snapshot_unpin(nvdimm.path, name)
-            reply = self.qmp('pcow-snapshot-delete', id=self._backend(nvdimm), name=name)
+            image.snapshot_unpin(found.path, name)
+            reply = self.qmp('pcow-snapshot-delete', id=self._backend(found), name=name)
         return int(reply.get('freed', 0))
 
     def snapshot_rename(self, name: str, new_name: str, device: str | None = None) -> None:
@@ -267,7 +364,7 @@ class Domain:
         """
         names.check_snapshot_name(name)
         names.check_new_snapshot_name(new_name)
-        nvdimm = self.select(device)
+        found = self.select(device)
         if self._snapshot_of_libvirt(name) is not None:
             raise exception.DomainInvalid(
                 domain=self.name,
@@ -276,13 +373,36 @@ class Domain:
                     f'cannot be renamed'
                 ),
             )
-        if self.active():
+        if self._is_checkpoint(name):
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=f'{name} is a checkpoint of the whole VM: it cannot be renamed',
+            )
+        if not self.active():
+            image.snapshot_rename(found.path, name, new_name)
+        elif isinstance(found, disk_xml.Disk):
+            with self._server(found) as server:
+                server.snapshot_rename(name, new_name)
+        else:
             self.qmp(
                 'pcow-snapshot-rename',
-                **{'id': self._backend(nvdimm), 'name': name, 'new-name': new_name},
+                **{'id': self._backend(found), 'name': name, 'new-name': new_name},
             )
-        else:
-            image.snapshot_rename(nvdimm.path, name, new_name)
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """A QEMU exists for it afterwards, in which the guest has not run meanwhile, and does now.
+
+        If what is done meanwhile fails, it is off again.
+        """
+        self._domain.createWithFlags(_import('libvirt').VIR_DOMAIN_START_PAUSED)
+        try:
+            yield
+        except BaseException:
+            with interrupt.clearing_up():
+                self._domain.destroy()
+            raise
+        self._domain.resume()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -312,9 +432,34 @@ class Domain:
         ]
         return found[0] if found else None
 
+    def _is_checkpoint(self, name: str) -> bool:
+        """Whether the image that is its RAM keeps a state of the whole VM by that name."""
+        ram = self.ram()
+        return ram is not None and any(
+            snapshot.name == name and snapshot.vm_state_size
+            for snapshot in image.snapshot_list(ram, force_share=self.active())
+        )
+
     def _running(self) -> bool:
         state, _reason = self._domain.state()
         return bool(state == _import('libvirt').VIR_DOMAIN_RUNNING)
+
+    @contextlib.contextmanager
+    def _server(self, disk: disk_xml.Disk) -> Iterator[control_socket.Server]:
+        """nbdkit, which serves the image of a disk while the domain is active."""
+        server = control_socket.find(disk.path)
+        if server is None:
+            raise exception.DomainInvalid(
+                domain=self.name,
+                reason=(
+                    f'nobody serves {disk.path}, its disk {disk.target}, or this user may not '
+                    f'write to that: shut it down and start it again'
+                ),
+            )
+        try:
+            yield server
+        finally:
+            server.close()
 
     def _backend(self, nvdimm: libvirt_xml.Nvdimm) -> str:
         if nvdimm.backend_id is None:

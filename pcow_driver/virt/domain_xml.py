@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A complete libvirt domain with its root on an NVDIMM, whose kernel QEMU loads."""
+"""A complete libvirt domain with its root on a pcow image: on an NVDIMM, with a kernel that QEMU
+loads, or on a disk, from which firmware boots.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,16 @@ import xml.etree.ElementTree as ET
 
 from pcow_driver.common import exception
 from pcow_driver.common import units
+from pcow_driver.virt import disk_xml
 from pcow_driver.virt import libvirt_xml
 
 DEFAULT_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw console=ttyS0'
 TYPES = ('kvm', 'qemu')
 NETWORKS = ('none', 'user')
+FIRMWARES = ('bios', 'efi')
 MIN_HOTPLUG_SLOTS = 16
-_QEMU_NAMESPACE = 'http://libvirt.org/schemas/domain/qemu/1.0'
 _ACCEPT_VOLATILE = ('-global', 'nvdimm.pcow-volatile=on')
-ET.register_namespace('qemu', _QEMU_NAMESPACE)
+ET.register_namespace('qemu', libvirt_xml.QEMU_NAMESPACE)
 
 
 def default_type() -> str:
@@ -37,8 +40,11 @@ class Domain:
 
     name: str
     memory: int  # the guest's RAM
-    nvdimms: Sequence[libvirt_xml.Nvdimm]
-    kernel: str
+    nvdimms: Sequence[libvirt_xml.Nvdimm] = ()
+    # each has its place by the UUID of the domain, which is needed then
+    disks: Sequence[disk_xml.Disk] = ()
+    kernel: str | None = None  # None: firmware boots from the first disk
+    firmware: str = FIRMWARES[0]  # one of FIRMWARES; for a guest without kernel
     initrd: str | None = None
     cmdline: str = DEFAULT_CMDLINE
     vcpus: int = 1
@@ -53,26 +59,41 @@ class Domain:
     hotplug_memory: int = 64 * units.GIB  # address space kept for later NVDIMMs
     # a host crash may lose what the guest flushed: nvdimm on class page-cache
     volatile: bool = False
+    ram: str | None = None  # path of the image that is the guest's RAM, of its size
 
     def check(self) -> None:
         """:raises XmlInvalid: something in it that libvirt would refuse or misread"""
         if not self.name or '/' in self.name or not self.name.isprintable():
             raise exception.XmlInvalid(reason=f'{self.name!r} is not a domain name')
-        if self.type not in TYPES or self.network not in NETWORKS:
-            raise exception.XmlInvalid(
-                reason=f'type {self.type} or network {self.network} is unknown'
-            )
+        for value, known in (
+            (self.type, TYPES),
+            (self.network, NETWORKS),
+            (self.firmware, FIRMWARES),
+        ):
+            if value not in known:
+                raise exception.XmlInvalid(reason=f'{value} is none of {", ".join(known)}')
         if self.vcpus < 1:
             raise exception.XmlInvalid(reason=f'{self.vcpus} vCPUs')
         if self.memory < 16 * units.MIB or self.memory % units.MIB:
             raise exception.XmlInvalid(
                 reason=f'{self.memory} bytes of RAM: give whole MiB, at least 16'
             )
-        if not self.nvdimms:
-            raise exception.XmlInvalid(reason='it has no pcow image')
+        self._check_images()
+        if self.ram is not None and self.memory % units.SLAB_SIZE:
+            raise exception.XmlInvalid(
+                reason=f'{self.memory} bytes of RAM: an image has a multiple of 2 MiB'
+            )
         for path in (self.kernel, self.initrd, self.emulator, self.serial_file, self.carrier_disk):
             if path is not None and not os.path.isabs(path):
                 raise exception.XmlInvalid(reason=f'the path {path} is not absolute')
+
+    def _check_images(self) -> None:
+        if not self.nvdimms and not self.disks:
+            raise exception.XmlInvalid(reason='it has no pcow image')
+        if self.kernel is None and not self.disks:
+            raise exception.XmlInvalid(reason='no firmware boots from persistent memory')
+        if self.disks and self.uuid is None:
+            raise exception.XmlInvalid(reason='a domain with disks needs a UUID')
 
     def to_element(self) -> ET.Element:
         """:raises XmlInvalid:"""
@@ -81,14 +102,16 @@ class Domain:
         ET.SubElement(domain, 'name').text = self.name
         if self.uuid is not None:
             ET.SubElement(domain, 'uuid').text = self.uuid
+        if self.ram is not None:
+            # another one after each revert, and for each fork
+            ET.SubElement(domain, 'genid')
+        if self.disks:
+            ET.SubElement(domain, 'metadata').append(disk_xml.metadata(self.disks))
         self._add_memory(domain)
+        if self.ram is not None:
+            libvirt_xml.add_ram(domain, self.ram)
         ET.SubElement(domain, 'vcpu').text = str(self.vcpus)
-        boot = ET.SubElement(domain, 'os')
-        ET.SubElement(boot, 'type', arch='x86_64', machine=self.machine).text = 'hvm'
-        ET.SubElement(boot, 'kernel').text = self.kernel
-        if self.initrd is not None:
-            ET.SubElement(boot, 'initrd').text = self.initrd
-        ET.SubElement(boot, 'cmdline').text = self.cmdline
+        self._add_boot(domain)
         # without it libvirt 9 passes -no-acpi, which QEMU 10 does not know, and the guest finds no
         # NVDIMM
         ET.SubElement(ET.SubElement(domain, 'features'), 'acpi')
@@ -97,16 +120,36 @@ class Domain:
         ET.SubElement(domain, 'on_crash').text = 'destroy'
         self._add_devices(domain)
         if self.volatile:
-            command_line = ET.SubElement(domain, f'{{{_QEMU_NAMESPACE}}}commandline')
+            command_line = ET.SubElement(domain, f'{{{libvirt_xml.QEMU_NAMESPACE}}}commandline')
             for word in _ACCEPT_VOLATILE:
-                ET.SubElement(command_line, f'{{{_QEMU_NAMESPACE}}}arg', value=word)
+                ET.SubElement(command_line, f'{{{libvirt_xml.QEMU_NAMESPACE}}}arg', value=word)
         return domain
 
     def to_xml(self) -> str:
         """:raises XmlInvalid:"""
         return libvirt_xml.to_string(self.to_element())
 
+    def _add_boot(self, domain: ET.Element) -> None:
+        boot = ET.SubElement(domain, 'os')
+        ET.SubElement(boot, 'type', arch='x86_64', machine=self.machine).text = 'hvm'
+        if self.kernel is not None:
+            ET.SubElement(boot, 'kernel').text = self.kernel
+            if self.initrd is not None:
+                ET.SubElement(boot, 'initrd').text = self.initrd
+            ET.SubElement(boot, 'cmdline').text = self.cmdline
+            return
+        if self.firmware == 'efi':
+            # libvirt chooses the file; without this it may choose one that boots what is signed
+            # only
+            boot.set('firmware', self.firmware)
+            firmware = ET.SubElement(boot, 'firmware')
+            ET.SubElement(firmware, 'feature', enabled='no', name='secure-boot')
+        ET.SubElement(boot, 'boot', dev='hd')
+
     def _add_memory(self, domain: ET.Element) -> None:
+        if not self.nvdimms:
+            libvirt_xml.add_size(domain, 'memory', self.memory)
+            return
         total = self.memory + sum(nvdimm.size for nvdimm in self.nvdimms)
         slots = max(MIN_HOTPLUG_SLOTS, len(self.nvdimms))
         libvirt_xml.add_size(domain, 'maxMemory', total + self.hotplug_memory).set(
@@ -115,9 +158,13 @@ class Domain:
         libvirt_xml.add_size(domain, 'memory', self.memory)
 
     def _add_cpu(self, domain: ET.Element) -> None:
+        if not self.nvdimms and self.type != 'kvm':
+            return
         cpu = ET.SubElement(domain, 'cpu')
         if self.type == 'kvm':
             cpu.set('mode', 'host-passthrough')
+        if not self.nvdimms:
+            return
         cpus = '0' if self.vcpus == 1 else f'0-{self.vcpus - 1}'
         ET.SubElement(
             ET.SubElement(cpu, 'numa'),
@@ -137,6 +184,8 @@ class Domain:
             ET.SubElement(disk, 'driver', name='qemu', type='qcow2')
             ET.SubElement(disk, 'source', file=self.carrier_disk)
             ET.SubElement(disk, 'target', dev='vda', bus='virtio')
+        if self.uuid is not None:
+            devices.extend([disk.to_element(self.uuid) for disk in self.disks])
         ET.SubElement(devices, 'controller', type='usb', model='none')
         if self.network == 'user':
             ET.SubElement(ET.SubElement(devices, 'interface', type='user'), 'model', type='virtio')

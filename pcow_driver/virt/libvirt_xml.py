@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libvirt ``<memory model='nvdimm'>`` or ``'virtio-pmem'`` element of a pcow image: builder and
-parser.
+"""The libvirt elements of a pcow image, built and parsed: ``<memory model='nvdimm'>`` or
+``'virtio-pmem'``, and what makes one the guest's RAM.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ MIN_LABEL_SIZE = 128 * units.KIB
 # What a guest flushes is durable on an nvdimm if its pool is class pmem, on virtio-pmem also if it
 # is class page-cache.
 MODELS = ('nvdimm', 'virtio-pmem')
+QEMU_NAMESPACE = 'http://libvirt.org/schemas/domain/qemu/1.0'
+# libvirt has no element for it; the hook (etc/libvirt/hooks/qemu.d/pcow) reads this one.
+_RAM_NAMESPACE = 'urn:pcow:domain'
+_RAM = f'{{{_RAM_NAMESPACE}}}ram'
+ET.register_namespace('pcow', _RAM_NAMESPACE)
 # Powers of 1000 and 1024 that libvirt accepts in unit=; a size without a unit is in KiB.
 _UNITS = {
     'b': 1,
@@ -192,6 +197,49 @@ def nvdimms(domain_xml: str) -> list[Nvdimm]:
         for element in parse(domain_xml).findall('devices/memory')
         if element.get('model') in MODELS
     ]
+
+
+def add_ram(domain: ET.Element, path: str) -> None:
+    """Have an image be the guest's RAM.
+
+    libvirt has QEMU make a file for the RAM then, shared and in a directory of the run; the hook
+    puts a link to the image in its place.
+
+    :param path: of the image, whose virtual size is the RAM
+    :raises XmlInvalid:
+    """
+    if not os.path.isabs(path):
+        raise exception.XmlInvalid(reason=f'the image path {path} is not absolute')
+    metadata = domain.find('metadata')
+    if metadata is None:
+        metadata = ET.SubElement(domain, 'metadata')
+    ET.SubElement(metadata, _RAM, path=path)
+    backing = ET.SubElement(domain, 'memoryBacking')
+    ET.SubElement(backing, 'source', type='file')
+    ET.SubElement(backing, 'access', mode='shared')
+
+
+def find_ram(domain: ET.Element) -> ET.Element | None:
+    """What :func:`add_ram` made; its attribute ``path`` is that of the image."""
+    return domain.find(f'metadata/{_RAM}')
+
+
+def ram(domain_xml: str) -> str | None:
+    """Path of the image that is the guest's RAM; None: it is none.
+
+    :raises XmlInvalid:
+    """
+    element = find_ram(parse(domain_xml))
+    return None if element is None else element.get('path')
+
+
+def images(domain_xml: str) -> list[str]:
+    """Paths of all files that :func:`nvdimms` and :func:`ram` name.
+
+    :raises XmlInvalid:
+    """
+    found = ram(domain_xml)
+    return [nvdimm.path for nvdimm in nvdimms(domain_xml)] + ([found] if found else [])
 
 
 def has_agent(domain_xml: str) -> bool:

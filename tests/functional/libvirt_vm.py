@@ -11,6 +11,7 @@ import json
 import os
 from pathlib import Path
 import re
+import shutil
 import subprocess
 import time
 from typing import Any
@@ -30,6 +31,7 @@ from tools.lib.quickstart import teardown
 from tools.lib.quickstart import workplace
 
 GUEST = Path(__file__).parent / 'guest'
+HOOK = images.TOP / 'etc/libvirt/hooks/qemu.d/pcow'
 MODULES = ('nfit', 'nd_pmem', 'ext4', 'virtio_pci', 'virtio_console')
 MEMORY = 160 * units.MIB
 PMEM = 64 * units.MIB
@@ -55,6 +57,18 @@ def run(*words: object) -> str:
     if done.returncode:
         raise AssertionError(f'{words}: {done.stdout}{done.stderr}')
     return done.stdout
+
+
+def try_virsh(uri: str, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ('virsh', '-q', '-c', uri, *map(str, words)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=os.environ | {'LC_ALL': 'C'},
+        check=False,
+    )
 
 
 def _unmount(path: Path) -> None:
@@ -106,6 +120,9 @@ class Host:
         self.transcript: list[str] | None = None
 
     def start(self) -> None:
+        hooks = self.directory / 'etc/hooks/qemu.d'
+        hooks.mkdir(parents=True)
+        shutil.copy(HOOK, hooks / 'pcow')
         # what libvirtd shall see must be mounted before it starts: its mounts are its own
         self.small.mkdir()
         run('mount', '-t', 'tmpfs', '-o', f'size={SMALL}', 'pcow-test', self.small)
@@ -178,15 +195,7 @@ class Host:
         return result.stderr.strip()
 
     def try_virsh(self, *words: object) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            ('virsh', '-q', '-c', self.daemon.uri, *map(str, words)),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            env=os.environ | {'LC_ALL': 'C'},
-            check=False,
-        )
+        done = try_virsh(self.daemon.uri, *words)
         if self.transcript is not None:
             self.transcript += [
                 f'$ virsh {" ".join(map(str, words))}',
@@ -212,7 +221,7 @@ class Report:
 
 class Guest:
     """A domain with one pcow NVDIMM and, unless without, a qcow2 disk of 1 MiB that takes the VM
-    states.
+    states; its RAM may be an image as well.
     """
 
     def __init__(
@@ -223,6 +232,7 @@ class Guest:
         carrier: bool = True,
         agent: bool = False,
         carrier_directory: Path | None = None,
+        ram: bool = False,
     ) -> None:
         self.host = host
         self.name = f'{host.run.domain_name}-{name}'
@@ -231,6 +241,9 @@ class Guest:
         self.log = host.directory / f'{name}.console'
         self._seen = 0
         image.create_overlay(str(self.image), str(host.base))
+        self.ram = host.place.image_path(f'{name}-ram') if ram else None
+        if self.ram is not None:
+            image.create(str(self.ram), MEMORY)
         if self.carrier is not None:
             run('qemu-img', 'create', '-q', '-f', 'qcow2', self.carrier, '1M')
         self._define(agent)
@@ -246,6 +259,7 @@ class Guest:
             cmdline='console=ttyS0 quiet panic=-1',
             emulator=images.program('qemu-system-x86_64'),
             carrier_disk=str(self.carrier) if self.carrier else None,
+            ram=str(self.ram) if self.ram else None,
         )
         element = spec.to_element()
         serial, devices = element.find('devices/serial'), element.find('devices')

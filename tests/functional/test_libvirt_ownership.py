@@ -9,7 +9,9 @@ from pathlib import Path
 import pwd
 import re
 import shutil
+import signal
 import subprocess
+import time
 
 from pcow_driver.common import immutable
 from pcow_driver.images import protection
@@ -87,7 +89,7 @@ class OwnershipTest(test_pcowctl.TestCase):
         )
         return done.stdout
 
-    def define(self, name: str, **options: bool) -> str:
+    def define(self, name: str, ram: Path | None = None, **options: bool) -> str:
         """A domain with an image and nothing to boot: what its memory holds is looked at from
         outside.
         """
@@ -99,6 +101,7 @@ class OwnershipTest(test_pcowctl.TestCase):
             kernel='/none',
             emulator=str(self.emulator),
             volatile=True,
+            ram=str(ram) if ram else None,
             nvdimms=[
                 libvirt_xml.Nvdimm(path=str(self.pool / f'{name}.pcow'), size=size, **options)
             ],
@@ -131,6 +134,7 @@ class OwnershipTest(test_pcowctl.TestCase):
         """One libvirtd for both: it takes some time to look at a QEMU that it does not know."""
         self.check_image_on_an_immutable_template()
         self.check_template_itself()
+        self.check_ram()
 
     def check_image_on_an_immutable_template(self) -> None:
         """libvirt gives away the image alone; the hook lets QEMU's user read what is below it."""
@@ -160,6 +164,7 @@ class OwnershipTest(test_pcowctl.TestCase):
             self.run_program('getfacl', '-cn', self.template).stdout,
             f'(?m)^user:{user.pw_uid}:r--$',
         )
+        self.must('undefine', domain)
 
     def check_template_itself(self) -> None:
         """No domain runs on a template: libvirt cannot give it away, and says so; nothing about it
@@ -179,3 +184,43 @@ class OwnershipTest(test_pcowctl.TestCase):
             )
             self.assertTrue(immutable.is_set(str(self.template)))
             self.assertEqual(digest, images.digest(self.template))
+
+    def check_ram(self) -> None:
+        """The hook opens the image that is the RAM to QEMU's user, as long as the domain runs, and
+        libvirt deletes what leads to it.
+        """
+        ram = self.pool / 'ram.pcow'
+        self.ctl('image', 'create', 'p/ram', '--size', str(64 * MIB))
+        ram.chmod(0o600)
+        user, before = pwd.getpwnam(USER), ram.stat()
+        domain = self.define('vm', ram)
+        for number in range(2):
+            self.must('start', domain)
+            (_nvdimm, found) = sorted(
+                self.monitor(domain, 'query-pcow'),  # type: ignore[call-overload]
+                key=lambda one: one['filename'] == str(ram),
+            )
+            self.assertEqual((str(ram), 'ram-node0'), (found['filename'], found['id']))
+            acl = self.run_program('getfacl', '-cn', ram).stdout
+            self.assertRegex(acl, f'(?m)^user:{user.pw_uid}:rw-$')
+            self.assertRegex(acl, '(?m)^other::---$')
+            self.assertRegex(acl, '(?m)^group::---$')
+            if number:
+                pid = int((self.run_.directory / 'run/qemu' / f'{domain}.pid').read_text())
+                os.kill(pid, signal.SIGKILL)
+                self.wait_until_off(domain)
+            else:
+                self.must('destroy', domain)
+            now = ram.stat()
+            for name in ('st_uid', 'st_gid', 'st_mode', 'st_ino'):
+                self.assertEqual(getattr(before, name), getattr(now, name), name)
+            self.assertNotIn('user:', self.run_program('getfacl', '-cns', ram).stdout)
+            self.assertEqual([], list((self.run_.directory / 'lib/qemu/ram').iterdir()))
+        self.must('undefine', domain)
+        self.run_program('pcow-img', 'check', ram)
+
+    def wait_until_off(self, domain: str) -> None:
+        limit = time.monotonic() + images.TIMEOUT
+        while self.must('domstate', domain).strip() != 'shut off':
+            self.assertLess(time.monotonic(), limit)
+            time.sleep(0.05)

@@ -87,7 +87,7 @@ def load(place: machine.Place, first: int) -> dict[str, Any]:
         unflushed = stack.enter_context(
             mmap.mmap(stack.enter_context(open(_UNFLUSHED, 'r+b')).fileno(), _PAGE)
         )
-        vm = stack.enter_context(checkpoints.Vm(place))
+        vms = [stack.enter_context(checkpoints.Vm(place, files)) for files in checkpoints.ALL]
         for number in range(first, first + _STEPS):
             kind = _step(number)[0]
             commands = [_write(number), 'flush']
@@ -101,7 +101,8 @@ def load(place: machine.Place, first: int) -> dict[str, Any]:
                 _image(kind),
             )
             if _checkpoints([number]):
-                vm.checkpoint(number)
+                for vm in vms:
+                    vm.checkpoint(number)
             unflushed[:_NUMBER_BYTES] = number.to_bytes(_NUMBER_BYTES, 'little')
             results.write(json.dumps({'done': number}) + '\n')
     raise machine.Failure('nobody killed the machine')

@@ -360,8 +360,9 @@ int pcow_snapshot_freeze(pcow_image *image, uint64_t token, struct pcow_error *e
 int pcow_snapshot_finish(pcow_image *image, uint64_t token, uint32_t *id, struct pcow_error *error);
 int pcow_snapshot_abandon(pcow_image *image, uint64_t token, struct pcow_error *error);
 /*
- * Drop the active layer and put an empty one on the snapshot; other branches stay. -ENOENT. With a
- * map attached nobody may be accessing it during the call. Space: see pcow_reclaim().
+ * Drop the active layer and put an empty one on the snapshot; other branches stay. name NULL: on
+ * the base, or nothing; of an image without snapshots (-EBUSY). -ENOENT. With a map attached nobody
+ * may be accessing it during the call. Space: see pcow_reclaim().
  */
 int pcow_snapshot_revert(pcow_image *image, const char *name, struct pcow_error *error);
 /*

@@ -55,8 +55,12 @@ struct ahead {
     /* slabs with prepared pages have become those of a snapshot, which nobody will use any more */
     bool froze;
     uint64_t frozen_next;              /* the next slab to look at for that */
-    /* slabs with prepared pages that were handed out since the last trim */
-    unsigned opened;
+    /*
+     * slabs with prepared pages that were handed out since the last trim, those that it has left as
+     * they were in use, and when it was
+     */
+    unsigned opened, kept;
+    uint64_t trimmed_ns;
     uint64_t prepared, completed;      /* statistics: slabs prepared, slabs copied whole */
 };
 
@@ -94,7 +98,10 @@ static inline bool ahead_is_stopping(const struct ahead *ahead)
 
 /* The next guest slab that waits. */
 bool ahead_serve_queue(struct pcow_map *map);
-/* Too much was handed out: take it back from slabs that are not in use any more. */
+/*
+ * Much was handed out, or some time ago: take it back from slabs that are not in use any more. A
+ * guest that is never quite idle, and a fork that stores little, would hold 2 MiB for each page.
+ */
 bool ahead_limit_opened(struct pcow_map *map);
 bool ahead_give_back_remains(struct pcow_map *map);
 bool ahead_give_back_frozen(struct pcow_map *map);
@@ -120,6 +127,8 @@ uint64_t accesses_served(const struct pcow_map *map);
 
 /* ---- lead.c: by the thread, how many slabs should be ready ----------------------------------- */
 
+/* The monotonic clock. */
+uint64_t lead_now_ns(void);
 void lead_begin(struct ahead *ahead, unsigned lead_min);
 /* From how fast they are taken, and how many still can be. */
 void lead_judge(struct pcow_map *map);

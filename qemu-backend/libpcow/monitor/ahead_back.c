@@ -9,27 +9,41 @@
 /* slabs whose remains are punched out before somebody else may have a turn */
 #define MAX_GIVEN_BACK 8u
 
+/* In which a guest comes back to a slab that it uses. */
+#define TRIM_NS 5000000000u
+
+struct look {
+    const struct pcow_map *map;
+    unsigned kept;
+};
+
 /* Was the guest here since the last look? */
 static bool was_used(void *opaque, uint64_t guest_slab, uint64_t slab)
 {
-    const struct pcow_map *map = opaque;
-    struct slab_map *found = &map->slabs[guest_slab];
+    struct look *look = opaque;
+    struct slab_map *found = &look->map->slabs[guest_slab];
 
-    if (!found->recent || map->image->slabs[slab].layer != image_active(map->image))
+    if (!found->recent || look->map->image->slabs[slab].layer != image_active(look->map->image))
         return false;
     found->recent = 0;
+    look->kept++;
     return true;
 }
 
-/* Too much handed out: take it back from slabs that are not in use any more. */
 bool ahead_limit_opened(struct pcow_map *map)
 {
-    if (map->ahead.opened < MAX_OPENED)
+    struct look look = {map, 0};
+    struct ahead *ahead = &map->ahead;
+
+    if (ahead->opened + ahead->kept == 0
+        || (ahead->opened < MAX_OPENED && lead_now_ns() - ahead->trimmed_ns < TRIM_NS))
         return false;
-    map->ahead.opened = 0;
+    ahead->opened = 0;
     turnstile_take(map);
-    reclaim_prepared(map->image, was_used, map);
+    reclaim_prepared(map->image, was_used, &look);
     turnstile_release(map);
+    ahead->kept = look.kept;
+    ahead->trimmed_ns = lead_now_ns();
     return true;
 }
 

@@ -127,13 +127,25 @@ static int drop_active(pcow_image *image, struct layer *gone, struct pcow_error 
     return ret ? ret : rebuilt ? rebuilt : mapped;
 }
 
-static int revert(pcow_image *image, const char *name, struct pcow_error *error)
+/*
+ * The layer to stand on, 0: none in this file, and the size that the image has then. Without a
+ * name it has to be an image without snapshots: the tree of one that has has no second root.
+ */
+static int find_target(pcow_image *image, const char *name, uint32_t *target, uint64_t *size,
+                       struct pcow_error *error)
 {
-    struct layer *layer, gone, active = {0};
-    uint32_t target;
-    uint64_t size;
-    int ret;
+    const struct layer *layer;
 
+    if (!name) {
+        for (size_t i = 0; i < image->layer_count; i++)
+            if (image->layers[i].state == LAYER_SNAPSHOT)
+                return error_set(error, -EBUSY,
+                                 "%s has snapshots; revert to one of them, or delete them first",
+                                 image->file.path);
+        *target = 0;
+        *size = image->size;
+        return 0;
+    }
     layer = snapshot_find(image, name, error);
     if (!layer)
         return -ENOENT;
@@ -143,8 +155,20 @@ static int revert(pcow_image *image, const char *name, struct pcow_error *error)
             "%s: snapshot '%s' has another size (%llu bytes) than the memory that is mapped; "
             "stop the VM and revert then",
             image->file.path, name, (unsigned long long)layer->virtual_size);
-    target = layer->id;
-    size = layer->virtual_size;
+    *target = layer->id;
+    *size = layer->virtual_size;
+    return 0;
+}
+
+static int revert(pcow_image *image, const char *name, struct pcow_error *error)
+{
+    struct layer gone, active = {0};
+    uint32_t target = 0;
+    uint64_t size = 0;
+    int ret = find_target(image, name, &target, &size, error);
+
+    if (ret)
+        return ret;
     gone = *layer_find(image, image_active(image));
     ret = tree_reserve_layer(image, false, false, &active.id, &active.slot, error);
     /* A map without its chain could serve nobody. */

@@ -60,6 +60,7 @@ void crash_prepare(struct crash *c, void (*prepare)(struct crash *),
     c->has_base = prepare == crash_on_a_base || prepare == crash_beside_another_base;
     if (c->has_base)
         make(c, c->base, NULL, crash_prepare_base);
+    c->below = c->now.active;
     make(c, c->top, c->has_base ? c->base : NULL, prepare);
 }
 

@@ -23,6 +23,7 @@ struct crash {
     uint16_t generation;                       /* of the last store */
     struct expectation expects;
     struct world now;
+    struct view below;                         /* what shows where the image holds nothing */
     struct saved frozen;                       /* by step_freeze() */
     uint64_t token;                            /* of step_prepare() */
     void **kept;                               /* worlds and expectations that the log points to */

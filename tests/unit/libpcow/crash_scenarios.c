@@ -161,6 +161,19 @@ static void revert_to_snapshots(struct crash *c)
     step_revert(c, "s2");
 }
 
+static void revert_to_base(struct crash *c)
+{
+    step_revert_to_base(c);
+    step_put(c, 4, 2);
+    step_revert_to_base(c);
+    step_put(c, 800, 2);
+    step_snapshot(c, "a");
+    step_put(c, 4, 1);
+    step_flush(c);
+    step_delete(c, "a");
+    step_revert_to_base(c);
+}
+
 static void delete_the_first(struct crash *c)
 {
     step_delete(c, "s1");
@@ -428,6 +441,8 @@ const struct scenario scenarios[] = {
     {"snapshot create, abandoned", some_pages, scenario_abandon},
     {"revert", crash_two_snapshots, revert_to_snapshots},
     {"revert, mapped", crash_two_snapshots, scenario_revert_mapped},
+    {"revert to nothing", some_pages, revert_to_base},
+    {"revert to the base", crash_on_a_base, revert_to_base},
     {"delete the first", crash_two_snapshots, delete_the_first},
     {"delete in the middle", crash_two_snapshots, delete_in_the_middle},
     {"delete while copying", crash_two_snapshots, scenario_delete_while_copying},

@@ -243,6 +243,11 @@ void step_revert(struct crash *c, const char *name)
               pcow_snapshot_revert(c->image, name, &error));
 }
 
+void step_revert_to_base(struct crash *c)
+{
+    OPERATION(c, c->now.active = c->below, pcow_snapshot_revert(c->image, NULL, &error));
+}
+
 void step_delete(struct crash *c, const char *which)
 {
     char name[16];

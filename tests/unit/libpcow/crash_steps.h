@@ -48,6 +48,8 @@ void step_freeze(struct crash *c, const char *name);
 void step_finish(struct crash *c);
 void step_abandon(struct crash *c);
 void step_revert(struct crash *c, const char *name);
+/* To what is below the image, which has no snapshots. */
+void step_revert_to_base(struct crash *c);
 void step_delete(struct crash *c, const char *which);
 void step_reclaim(struct crash *c);
 void step_rename(struct crash *c, const char *name, const char *new_name);

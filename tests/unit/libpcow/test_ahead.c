@@ -294,6 +294,26 @@ static void test_kvm_is_not_taken_for_idle(void **state)
     must_be_clean(scratch("image"));
 }
 
+/* But in those that it does not come back to, also if it is never idle. */
+static void test_rest_of_other_slabs_is_given_back(void **state)
+{
+    pcow_image *image = must_create(scratch("image"), 64 * MIB, 0, NULL);
+    pcow_map *map = must_map_prepared(image, PCOW_ENGINE_KVM, 8);
+
+    (void)state;
+    for (unsigned v = 0; v < 16; v++)
+        MUST(pcow_map_resolve(map, v * SLAB, 1, true, &error));
+    for (unsigned i = 0; i < 48; i++) {
+        usleep(250000);
+        MUST(pcow_map_resolve(map, i % 4 * SLAB + (1 + i / 4) * 2 * 64 * KIB, 1, true, &error));
+    }
+    for (unsigned v = 0; v < 16; v++)
+        assert_int_equal(page_set_empty(&image->prepared[head_of(image, v)]), v >= 4);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(scratch("image"));
+}
+
 /* ---- a file system that does not take what is given back ------------------------------------- */
 
 #define DROPPED 20u                    /* slabs, more than the thread tries in one go */
@@ -476,6 +496,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_kvm_gives_back_what_a_killed_writer_left,
                                         scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_kvm_is_not_taken_for_idle, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_rest_of_other_slabs_is_given_back, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_what_cannot_be_given_back, scratch_setup,
                                         scratch_teardown),

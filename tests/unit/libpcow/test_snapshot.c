@@ -55,6 +55,41 @@ static void test_tree_keeps_every_branch(void **state)
     MUST_FAIL(-ENOENT, pcow_open(scratch("t"), 0, "a", &view, &error));
 }
 
+/* Without a name: to what is below the image, as long as it has no tree. */
+static void test_revert_to_the_base(void **state)
+{
+    pcow_image *image = must_create(scratch("base"), 8 * MIB, 0, NULL);
+    pcow_map *map;
+
+    (void)state;
+    write_text(image, 0, "base");
+    write_text(image, 5 * MIB, "far");
+    pcow_close(image);
+    image = must_create(scratch("t"), 8 * MIB, 0, scratch("base"));
+    write_text(image, 0, "own");
+    write_text(image, 6 * MIB, "own");
+    MUST(pcow_snapshot_revert(image, NULL, &error));
+    assert_reads(image, 0, "base", 5);
+    assert_reads(image, 5 * MIB, "far", 4);
+    assert_reads(image, 6 * MIB, "\0\0\0", 3);
+
+    MUST(pcow_map_create(image, NULL, &map, &error));
+    memcpy((char *)pcow_map_address(map) + 5 * MIB, "new", 4);
+    MUST(pcow_snapshot_revert(image, NULL, &error));
+    assert_memory_equal((char *)pcow_map_address(map) + 5 * MIB, "far", 4);
+    memcpy((char *)pcow_map_address(map), "kept", 5);
+    MUST(pcow_snapshot_create(image, "s", &error));
+    MUST_FAIL(-EBUSY, pcow_snapshot_revert(image, NULL, &error));
+    assert_memory_equal(pcow_map_address(map), "kept", 5);
+    pcow_map_destroy(map);
+    MUST(pcow_snapshot_delete(image, "s", NULL, &error));
+    assert_reads(image, 0, "kept", 5);
+    MUST(pcow_snapshot_revert(image, NULL, &error));
+    assert_reads(image, 0, "base", 5);
+    pcow_close(image);
+    must_be_clean(scratch("t"));
+}
+
 static void test_delete_gives_space_back(void **state)
 {
     pcow_image *image = must_create(scratch("t"), 32 * MIB, 0, NULL);
@@ -385,6 +420,7 @@ int main(void)
         TEST(test_commit_of_an_image_that_was_smaller),
         TEST(test_commit_of_an_image_that_has_grown),
         TEST(test_revert_to_other_sizes),
+        TEST(test_revert_to_the_base),
         TEST(test_state_in_any_order),
     };
 

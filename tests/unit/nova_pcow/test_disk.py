@@ -35,7 +35,9 @@ _DISK = {'type': 'disk', 'dev': 'vdb', 'bus': 'virtio'}
 
 def _instance(**extra_specs: str) -> Any:
     return types.SimpleNamespace(
-        uuid=_SERVER, flavor=types.SimpleNamespace(extra_specs=extra_specs)
+        uuid=_SERVER,
+        flavor=types.SimpleNamespace(name='f', root_gb=0, extra_specs=extra_specs),
+        system_metadata={},
     )
 
 

@@ -12,6 +12,7 @@ from unittest import mock
 
 import fixtures
 
+from pcow_driver.virt import disk_xml
 from tests.unit.pcow_driver import base
 
 HOOK = base.TOP / 'etc/libvirt/hooks/qemu.d/pcow'
@@ -202,6 +203,112 @@ class GrantTest(base.TestCase):
         self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
 
 
+RAM = """<domain id='7'><name>shortened-name</name>
+<metadata><ram xmlns='urn:pcow:domain' path='{}'/></metadata>
+<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>
+<cpu><numa><cell id='0' memory='8192'/>{}</numa></cpu>{}</domain>"""
+
+
+class RamTest(base.TestCase):
+    """Guest RAM on an image."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.path = str(self.directory / 'vm-ram.pcow')
+        with open(self.path, 'wb') as f:
+            os.fchmod(f.fileno(), 0o600)
+        self.conf = self.directory / 'qemu.conf'
+        self.conf.write_text(f'memory_backing_dir = "{self.directory}/memory"\n')
+        self.memory = self.directory / 'memory/libvirt/qemu'
+        self.memory.mkdir(parents=True)
+        (self.memory / '77-other').mkdir()
+
+    def _xml(self, cells: str = '', devices: str = '') -> str:
+        return RAM.format(self.path, cells, devices)
+
+    def _link(self, xml: str) -> None:
+        hook.link_ram(xml, self.path, str(self.conf))
+
+    def test_is_an_image_of_the_domain(self) -> None:
+        self.assertIsNone(hook.ram(XML.format('/x.pcow', '')))
+        self.assertEqual(self.path, hook.ram(self._xml()))
+        nvdimm = "<devices><memory model='nvdimm'><source><path>/x.pcow</path></source></memory>"
+        self.assertEqual(
+            ['/x.pcow', self.path], hook.images(self._xml(devices=f'{nvdimm}</devices>'))
+        )
+
+    def test_what_cannot_be_it(self) -> None:
+        for path in ('', 'vm.pcow', '/etc/passwd'):
+            self.assertRaises(hook.HookError, hook.ram, RAM.format(path, '', ''))
+        error = self.assertRaises(hook.HookError, hook.ram, self._xml().replace('file', 'memfd'))
+        self.assertIn('<memoryBacking>', str(error))
+
+    def test_one_user_may_write_as_long_as_his_guest_runs(self) -> None:
+        for mode in (0o600, 0o640):
+            os.chmod(self.path, mode)
+            hook.grant_ram(self.path, NOBODY)
+            fd = os.open(self.path, os.O_RDONLY)
+            self.addCleanup(os.close, fd)
+            acl = hook.read_acl(fd)
+            self.assertEqual(6, acl[hook.USER, NOBODY.pw_uid])
+            self.assertEqual(mode >> 3 & 7, acl[hook.GROUP_OBJ, hook.NO_ID])
+            self.assertEqual(0, acl[hook.OTHER, hook.NO_ID])
+            hook.revoke_ram(self.path, NOBODY)
+            self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
+            self.assertEqual(mode, stat.S_IMODE(os.stat(self.path).st_mode))
+
+    def test_who_may_already(self) -> None:
+        hook.grant_ram(self.path, pwd.getpwuid(os.getuid()))
+        self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
+
+    def test_no_other_file_is_opened_to_anybody(self) -> None:
+        link = str(self.directory / 'link.pcow')
+        os.symlink(self.path, link)
+        for path in (link, str(self.directory), str(self.directory / 'missing.pcow')):
+            self.assertRaises(hook.HookError, hook.grant_ram, path, NOBODY)
+            hook.revoke_ram(path, NOBODY)
+        self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
+
+    def test_not_with_selinux(self) -> None:
+        self.useFixture(fixtures.MockPatchObject(hook, 'SELINUX_ENABLED', str(self.directory)))
+        self.assertRaises(hook.HookError, hook.grant_ram, self.path, NOBODY)
+
+    def test_link(self) -> None:
+        (self.memory / '7-shortened-na').mkdir()
+        self._link(self._xml())
+        self.assertEqual(
+            os.path.realpath(self.path), os.readlink(self.memory / '7-shortened-na/ram-node0')
+        )
+        # a file there is not libvirt's
+        (self.memory / '7-shortened-na/ram-node0').unlink()
+        (self.memory / '7-shortened-na/ram-node0').touch()
+        self.assertRaises(hook.HookError, self._link, self._xml())
+
+    def test_what_a_power_cut_has_left(self) -> None:
+        """Of a run of this domain and of another one's: their numbers come again."""
+        own = self.memory / '7-shortened-name'
+        for place in (own, self.memory / '7-short', self.memory / '7-other'):
+            place.mkdir()
+            (place / 'ram-node0').symlink_to('/elsewhere.pcow')
+        self._link(self._xml())
+        self.assertEqual(os.path.realpath(self.path), os.readlink(own / 'ram-node0'))
+        # nor is it followed for a domain whose RAM is no image
+        hook.link_ram(self._xml(), None, str(self.conf))
+        self.assertEqual([], os.listdir(own))
+        hook.link_ram(self._xml().replace("id='7'", "id='8'"), None, str(self.conf))
+
+    def test_link_of_a_guest_without_numa(self) -> None:
+        (self.memory / '7-shortened-name').mkdir()
+        self._link(self._xml().replace("<cell id='0' memory='8192'/>", ''))
+        self.assertEqual(['pc.ram'], os.listdir(self.memory / '7-shortened-name'))
+
+    def test_no_place_for_a_link(self) -> None:
+        self.assertRaises(hook.HookError, self._link, self._xml())
+        (self.memory / '7-shortened-name').mkdir()
+        self.assertRaises(hook.HookError, self._link, self._xml("<cell id='1' memory='8192'/>"))
+        self.assertEqual([], os.listdir(self.memory / '7-shortened-name'))
+
+
 class MainTest(base.TestCase):
     def _run(self, *args: str, xml: str = '') -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -214,16 +321,68 @@ class MainTest(base.TestCase):
 
     def test_needs_only_the_standard_library_and_ignores_what_is_not_its_business(self) -> None:
         self.useFixture(fixtures.EnvironmentVariable('PATH', ''))
-        for args in (('vm', 'started', 'begin', '-'), ('vm', 'release', 'end', '-'), (), ('vm',)):
+        for args in (('vm', 'started', 'begin', '-'), ('vm', 'stopped', 'end', '-'), (), ('vm',)):
             done = self._run(*args, xml='not XML')
             self.assertEqual((0, '', ''), (done.returncode, done.stdout, done.stderr))
-        self.assertEqual(0, self._run('vm', 'prepare', 'begin', '-', xml='<domain/>').returncode)
+        for words in (('prepare', 'begin'), ('start', 'begin'), ('release', 'end')):
+            done = self._run('vm', *words, '-', xml='<domain/>')
+            self.assertEqual((0, '', ''), (done.returncode, done.stdout, done.stderr))
 
     def test_one_line_on_error(self) -> None:
         done = self._run('vm', 'prepare', 'begin', '-', xml='<domain')
         self.assertEqual(1, done.returncode)
         self.assertEqual(1, len(done.stderr.splitlines()))
         self.assertTrue(done.stderr.startswith('pcow: '), done.stderr)
+
+
+class DisksTest(base.TestCase):
+    """What the hook asks pcowctl for; what that does: virt/test_disk_server.py."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.log = self.directory / 'log'
+        self.pcowctl = self.script(
+            'pcowctl', f'#!/bin/sh\necho "$@" >>{self.log}; cat >{self.directory}/xml\n'
+        )
+        self.useFixture(
+            fixtures.EnvironmentVariable('PATH', f'{self.directory}:{os.environ["PATH"]}')
+        )
+        self.xml = XML.format(
+            '/x',
+            f"<metadata><p:disks xmlns:p='{disk_xml.NAMESPACE}'/></metadata>"
+            "<seclabel type='dynamic' model='dac'><label>+0:+107</label></seclabel>",
+        )
+
+    def _run(self, *args: str, xml: str = '') -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, '-I', '-B', HOOK, 'vm', *args, '-'],
+            input=xml or self.xml,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def test_from_before_qemu_starts_until_it_has_ended(self) -> None:
+        for words in (('prepare', 'begin'), ('start', 'begin'), ('started', 'begin')):
+            self.assertEqual((0, ''), (self._run(*words).returncode, self._run(*words).stdout))
+        self.assertEqual({'domain serve --group 107'}, set(self.log.read_text().splitlines()))
+        self.assertEqual(self.xml, (self.directory / 'xml').read_text())
+        self.log.unlink()
+        for words in (('stopped', 'end'), ('migrate', 'begin'), ('release', 'end')):
+            done = self._run(*words)
+            # libvirt takes what a hook prints then for the XML that it wants
+            self.assertEqual((0, ''), (done.returncode, done.stdout), done.stderr)
+        self.assertEqual('domain check-stays\ndomain unserve\n', self.log.read_text())
+
+    def test_nothing_for_other_domains(self) -> None:
+        for words in (('start', 'begin'), ('migrate', 'begin'), ('release', 'end')):
+            self.assertEqual(0, self._run(*words, xml=XML.format('/x', '')).returncode)
+        self.assertFalse(self.log.exists())
+
+    def test_what_pcowctl_refuses_is_told(self) -> None:
+        self.script('pcowctl', '#!/bin/sh\necho "vm.pcow is open" >&2; exit 1\n')
+        done = self._run('start', 'begin')
+        self.assertEqual((1, 'pcow: vm.pcow is open\n'), (done.returncode, done.stderr))
 
 
 class ProfileTest(base.TestCase):

@@ -68,6 +68,7 @@ class ComputeNode:
         # After a crash it comes back to the node that is there.
         beside = self._processes.pid(self.service('nova-compute'))
         launcher = _namespaces(beside) if beside is not None else ('unshare', '--mount', '--uts')
+        self.libvirtd.install_hook()
         process = self.libvirtd.start(
             self._places(),
             ('hostname ' + shlex.quote(self.node.name),),

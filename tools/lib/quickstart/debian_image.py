@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk image of Debian with GRUB and two kernels, made with Debian's own tools as images for
-clouds are.
+clouds are; BIOS boots it from a disk.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 import re
 import shutil
+import struct
 import subprocess
 
 from pcow_driver.common import exception
@@ -19,13 +20,19 @@ from tools.lib.quickstart import guest
 PACKAGES = ('grub-pc', 'initramfs-tools', 'linux-base', 'kmod', 'udev')
 ROOT_UUID = '6d1a7c52-93be-4f08-b2d4-5e0c8a97f613'
 # raise it when what is made here changes
-_VERSION = '1'
+_VERSION = '2'
 # does what it is told on the serial port
 INIT = Path(__file__).parent / 'debian-init'
 _ROOT_MIB = 900
-ROOT_OFFSET = 4 << 20  # behind the partition for GRUB's own use
+_SECTOR = 512
+_GRUB_SECTOR = 2048  # the partition for GRUB's own use
+ROOT_OFFSET = 4 << 20  # behind that
+# include/grub/i386/pc/boot.h and diskboot of GRUB: where a sector names the one to read next
+_NEXT_OF_BOOT, _NEXT_OF_CORE = 0x5C, 0x1F4
+_MBR_CODE = 440  # bytes; what follows is the table of partitions
 # Debian's command runs in the guest, which has the disk that it looks for
 _FIRST_CONFIGURATION = f"""
+set timeout=1
 search --no-floppy --fs-uuid --set=root {ROOT_UUID}
 menuentry first {{
     linux /boot/vmlinuz-%(old)s root=UUID={ROOT_UUID} ro console=ttyS0 quiet no_timer_check
@@ -102,12 +109,30 @@ def _write_files(tree: Path, old: str) -> None:
     (tree / 'sbin/init').chmod(0o755)
 
 
+def _grub(tree: Path) -> tuple[bytes, bytes]:
+    """What BIOS reads first, and what that reads: as grub-install does it, which wants to have the
+    disk as a device.
+    """
+    modules = tree / 'usr/lib/grub/i386-pc'
+    shutil.copytree(modules, tree / 'boot/grub/i386-pc')
+    _run(
+        *('chroot', tree, 'grub-mkimage', '-O', 'i386-pc', '-p', '(hd0,gpt2)/boot/grub'),
+        *('-o', '/boot/grub/i386-pc/core.img', 'biosdisk', 'part_gpt', 'ext2'),
+    )
+    boot = bytearray((modules / 'boot.img').read_bytes())
+    struct.pack_into('<Q', boot, _NEXT_OF_BOOT, _GRUB_SECTOR)
+    core = bytearray((tree / 'boot/grub/i386-pc/core.img').read_bytes())
+    struct.pack_into('<Q', core, _NEXT_OF_CORE, _GRUB_SECTOR + 1)
+    return bytes(boot[:_MBR_CODE]), bytes(core)
+
+
 def _make(part: Path) -> None:
     tree, root, disk = (part.with_name(name) for name in ('tree', 'root.raw', 'disk.raw'))
     packages = kernels()
     guest.debootstrap(apt.mirror(guest.SUITE), PACKAGES, tree)
     install_kernels(tree, packages, part.parent)
     _write_files(tree, packages[0])
+    boot, core = _grub(tree)
     _run(
         '/sbin/mkfs.ext4',
         '-q',
@@ -119,12 +144,17 @@ def _make(part: Path) -> None:
         file.truncate((_ROOT_MIB + 8) << 20)
     subprocess.run(
         ['/sbin/sfdisk', '-q', disk],
-        input='label: gpt\nstart=2048, size=4096, type=21686148-6449-6E6F-744E-656564454649\n'
-        f'start={ROOT_OFFSET >> 9}, size={_ROOT_MIB << 11}, '
+        input=f'label: gpt\nstart={_GRUB_SECTOR}, size=4096, '
+        'type=21686148-6449-6E6F-744E-656564454649\n'
+        f'start={ROOT_OFFSET // _SECTOR}, size={_ROOT_MIB << 11}, '
         'type=0FC63DAF-8483-4772-8E79-3D69D8477DE4\n',
         text=True,
         check=True,
     )
+    with disk.open('r+b') as file:
+        file.write(boot)
+        file.seek(_GRUB_SECTOR * _SECTOR)
+        file.write(core)
     _run(
         'dd',
         *(f'if={root}', f'of={disk}', 'bs=1M', 'conv=notrunc,sparse', 'status=none'),

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import os
 from pathlib import Path
 import shlex
+import shutil
 import socket
 import subprocess
+import sys
 import time
 
 from pcow_driver.common import exception
@@ -50,14 +52,17 @@ _PLACES = {
 }
 
 
+_ETC = Path(__file__).resolve().parents[3] / 'etc' / 'libvirt'
 # In place of qemu-img: snapshots of domains that are off include their pcow images.
-_BIN = Path(__file__).resolve().parents[3] / 'etc' / 'libvirt' / 'bin'
+_BIN = _ETC / 'bin'
+_HOOK = Path('hooks', 'qemu.d', 'pcow')
 
 
 def _environment() -> dict[str, str]:
     directories = (
         str(_BIN),
         os.path.dirname(tool.find('pcow_img')),
+        os.path.join(sys.prefix, 'bin'),  # pcowctl, for the hook
         os.environ.get('PATH', os.defpath),
     )
     return dict(os.environ, PATH=os.pathsep.join(directories))
@@ -128,6 +133,14 @@ class Libvirtd:
             )
         self._wait(process)
         return process
+
+    def install_hook(self) -> None:
+        """For domains with disks on images; others need it where QEMU is not root. Before
+        :meth:`start`.
+        """
+        target = self.directory / 'etc' / _HOOK
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_ETC / _HOOK, target)
 
     def answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

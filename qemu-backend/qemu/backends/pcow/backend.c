@@ -43,17 +43,34 @@ static bool has_magic(const char *path)
     return found;
 }
 
-bool hostmem_pcow_probe(const HostMemPcow *pcow, const char *path,
+/*
+ * The name of the file itself, where a link has another one: libvirt names the
+ * file of the guest's RAM, and its hook has that name lead to an image.
+ */
+static char *resolve_link(const char *path)
+{
+    g_autofree char *real = NULL;
+
+    if (!g_str_has_suffix(path, ".pcow")) {
+        real = realpath(path, NULL);
+    }
+    return g_strdup(real && g_str_has_suffix(real, ".pcow") ? real : path);
+}
+
+bool hostmem_pcow_probe(const HostMemPcow *pcow, const char *given,
                         bool *is_pcow, Error **errp)
 {
+    g_autofree char *path = NULL;
+
     *is_pcow = false;
-    if (!path || pcow->format == HOST_MEM_FORMAT_RAW) {
+    if (!given || pcow->format == HOST_MEM_FORMAT_RAW) {
         return true;
     }
     if (pcow->format == HOST_MEM_FORMAT_PCOW) {
         *is_pcow = true;
         return true;
     }
+    path = resolve_link(given);
     if (!g_str_has_suffix(path, ".pcow")) {
         if (has_magic(path)) {
             warn_report("'%s' looks like a pcow image but is mapped raw, as "
@@ -177,7 +194,8 @@ static char *absolute_path(const char *path)
 
 static bool open_image(HostMemPcow *pcow, const char *given, Error **errp)
 {
-    g_autofree char *path = absolute_path(given);
+    g_autofree char *file = resolve_link(given);
+    g_autofree char *path = absolute_path(file);
     struct pcow_map_options options = {
         .engine = choose_engine(pcow->engine),
         .full_policy = (enum pcow_full_policy)pcow->full,

@@ -176,17 +176,25 @@ void hostmem_pcow_all_flush_ahead(void)
     all_flush_ahead(flush_unlocked);
 }
 
-static bool flush(HostMemPcow *pcow, void *opaque, Error **errp)
+static bool check_told(HostMemPcow *pcow, void *opaque, Error **errp)
 {
-    if (pcow->readonly) {
-        return true;
-    }
     if (qatomic_xchg(&pcow->untold_to_snapshot, false)) {
         error_setg(errp, "what the guest had stored to pcow image '%s' before "
                    "the snapshot could not be written", pcow_path(pcow->image));
         return false;
     }
-    return hostmem_pcow_flush(pcow, errp) == 0;
+    return true;
+}
+
+bool hostmem_pcow_all_flushed_ahead(Error **errp)
+{
+    return hostmem_pcow_foreach(check_told, NULL, errp);
+}
+
+static bool flush(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    return pcow->readonly || (check_told(pcow, NULL, errp) &&
+                              hostmem_pcow_flush(pcow, errp) == 0);
 }
 
 bool hostmem_pcow_all_flush(Error **errp)

@@ -107,6 +107,7 @@ typedef struct HostMemPcow {
     VMStateDescription vmstate;
     HostMemPcowIdentity identity;
     bool verified;              /* by the loadvm under way */
+    bool forking;               /* it loads the state of what the image is on */
     char *mismatch;             /* what it found instead */
 
     /* migration/pcow/loadvm.c */
@@ -272,6 +273,8 @@ int coroutine_fn hostmem_pcow_co_flush(HostMemPcow *pcow, Error **errp);
  * one of hostmem_pcow_all_flush() after it.
  */
 void coroutine_fn hostmem_pcow_co_all_flush_ahead(void);
+/* Fails, once, if one of those has failed: no later flush tells it again. */
+bool hostmem_pcow_all_flushed_ahead(Error **errp);
 /* The same in the main thread, which keeps the guest from nothing meanwhile */
 void hostmem_pcow_all_flush_ahead(void);
 /* Main loop; the guest is stopped. */
@@ -400,7 +403,10 @@ HostMemPcow *hostmem_pcow_by_id(const char *id, Error **errp);
 
 /* ---- backends/pcow/snapshot.c ---- */
 
-/* Revert the image and forget what was derived from its contents. */
+/*
+ * Revert the image, without a @name to what it stands on, and forget what was
+ * derived from its contents.
+ */
 bool hostmem_pcow_revert(HostMemPcow *pcow, const char *name, Error **errp);
 
 /* ---- backends/pcow/hold.c ---- */
@@ -459,6 +465,10 @@ void hostmem_pcow_vmstate_register(HostMemPcow *pcow);
 void hostmem_pcow_vmstate_unregister(HostMemPcow *pcow);
 bool hostmem_pcow_get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
                                HostMemPcowIdentity *identity, Error **errp);
+/* That of its base, at the snapshot that shows; fails if it is on none. */
+bool hostmem_pcow_get_base_identity(HostMemPcow *pcow,
+                                    HostMemPcowIdentity *identity,
+                                    Error **errp);
 /*
  * After loadvm: fails if the VM state did not fit an image or, if it could be
  * @loaded, said nothing of one.
@@ -482,6 +492,8 @@ bool hostmem_pcow_check_disk_only(Error **errp);
  */
 bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
                                 strList *devices, Error **errp);
+/* Could an image have a new snapshot of that name, of the whole VM? */
+bool hostmem_pcow_all_check_name(const char *name, Error **errp);
 /* Takes the snapshot under the name of a mark, until finish_snapshot(). */
 bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
                                       bool has_devices, strList *devices,
@@ -562,6 +574,8 @@ bool hostmem_pcow_count_disks(bool has_devices, strList *devices,
 /* Fails if a disk has a snapshot @name, which savevm would overwrite. */
 bool hostmem_pcow_check_new_on_disks(const char *name, bool has_devices,
                                      strList *devices, Error **errp);
+/* Fails if there is a disk that savevm would take along. */
+bool hostmem_pcow_check_no_disks(Error **errp);
 /* Fails if a disk cannot be reverted to the snapshot of VM state @sn. */
 bool hostmem_pcow_check_load_on_disks(const QEMUSnapshotInfo *sn,
                                       bool has_devices, strList *devices,
@@ -581,5 +595,15 @@ void hostmem_pcow_note_foreign_marks(HostMemPcow *pcow);
  */
 bool hostmem_pcow_check_plug(HostMemPcow *pcow, Error **errp);
 bool hostmem_pcow_present(void);
+
+/* ---- migration/pcow/parts.c, recovery.c: see migration/pcow/checkpoint.h ---- */
+
+/* Is that the name of a checkpoint of the VM that is unfinished? */
+bool hostmem_pcow_is_checkpoint_mark(const char *name);
+/*
+ * Finish or take back what a QEMU that was killed left of those, reverts only
+ * at the start, as above.
+ */
+void checkpoint_recover(bool at_start);
 
 #endif

@@ -7,6 +7,7 @@
 #define SYSTEM_PCOW_COMPAT_H
 
 #include "exec/tb-flush.h"
+#include "migration/savevm.h"
 #if __has_include("system/memory.h")        /* since 10.1 */
 #include "system/address-spaces.h"
 #include "system/memory.h"
@@ -20,10 +21,21 @@ static inline void tb_flush(CPUState *cpu)
 {
     tb_flush__exclusive_or_serial();
 }
+
+static inline int hostmem_pcow_loadvm(QEMUFile *file, Error **errp)
+{
+    return qemu_loadvm_state(file, errp);
+}
 #else
 #include "exec/address-spaces.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
+
+/* It reports errors itself. */
+static inline int hostmem_pcow_loadvm(QEMUFile *file, Error **errp)
+{
+    return qemu_loadvm_state(file);
+}
 #endif
 
 #endif

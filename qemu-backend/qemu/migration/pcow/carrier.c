@@ -40,7 +40,8 @@ bool hostmem_pcow_is_mark(const char *name)
 {
     return g_str_has_prefix(name, MARK) || g_str_has_prefix(name, LOADING) ||
            hostmem_pcow_is_migration_name(name) ||
-           hostmem_pcow_is_arrival_name(name);
+           hostmem_pcow_is_arrival_name(name) ||
+           hostmem_pcow_is_checkpoint_mark(name);
 }
 
 static bool parse_mark(const char *name, HostMemPcowMark *mark)
@@ -121,6 +122,26 @@ static bool foreach_disk(bool has_devices, strList *devices, SnapshotFn *fn,
         }
         ++*disks;
         if (!foreach_snapshot(bs, fn, opaque, errp)) {
+            bdrv_next_cleanup(&it);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool hostmem_pcow_check_no_disks(Error **errp)
+{
+    BlockDriverState *bs;
+    BdrvNextIterator it;
+
+    GRAPH_RDLOCK_GUARD_MAINLOOP();
+    for (bs = bdrv_first(&it); bs; bs = bdrv_next(&it)) {
+        if (takes_part(bs, false, NULL)) {
+            error_setg(errp, "disk '%s' can be written to, and would not be "
+                       "part of a checkpoint, which has pcow images only: take "
+                       "a snapshot of the VM (snapshot-save, virsh "
+                       "snapshot-create), or make the disk read-only",
+                       bdrv_get_device_or_node_name(bs));
             bdrv_next_cleanup(&it);
             return false;
         }
@@ -430,6 +451,7 @@ static bool recover(HostMemPcow *pcow, void *opaque, Error **errp)
 static void recover_all(bool at_start)
 {
     hostmem_pcow_foreach(recover, &at_start, NULL);
+    checkpoint_recover(at_start);
 }
 
 void hostmem_pcow_all_recover(void)

@@ -16,7 +16,7 @@
  * that stays as it is, or the whole, which counts its changes.  Zeros without
  * a base.
  */
-static bool get_bases(HostMemPcow *pcow, uint8_t bases[PCOW_BASES_SIZE],
+static bool get_bases(struct pcow_image *image, uint8_t bases[PCOW_BASES_SIZE],
                       Error **errp)
 {
     g_autoptr(GChecksum) sum = g_checksum_new(G_CHECKSUM_SHA256);
@@ -24,11 +24,11 @@ static bool get_bases(HostMemPcow *pcow, uint8_t bases[PCOW_BASES_SIZE],
     struct pcow_info info;
 
     memset(bases, 0, PCOW_BASES_SIZE);
-    if (!pcow_base(pcow->image)) {
+    if (!pcow_base(image)) {
         return true;
     }
-    pcow_get_info(pcow->image, &info);
-    for (pcow_image *base = pcow_base(pcow->image); base;
+    pcow_get_info(image, &info);
+    for (pcow_image *base = pcow_base(image); base;
          base = pcow_base(base)) {
         struct pcow_snapshot shown = {};
         uint64_t version;
@@ -48,18 +48,46 @@ static bool get_bases(HostMemPcow *pcow, uint8_t bases[PCOW_BASES_SIZE],
     return true;
 }
 
-bool hostmem_pcow_get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
-                               HostMemPcowIdentity *identity, Error **errp)
+static bool get_identity(struct pcow_image *image, bool readonly,
+                         uint32_t snapshot_id, HostMemPcowIdentity *identity,
+                         Error **errp)
 {
     struct pcow_info info;
 
-    pcow_get_info(pcow->image, &info);
+    pcow_get_info(image, &info);
     QEMU_BUILD_BUG_ON(sizeof(identity->uuid) != PCOW_UUID_SIZE);
     memcpy(identity->uuid, info.uuid, sizeof(identity->uuid));
     identity->size = info.virtual_size;
-    identity->generation = pcow->readonly ? info.generation : 0;
-    identity->snapshot_id = pcow->readonly ? 0 : snapshot_id;
-    return get_bases(pcow, identity->bases, errp);
+    identity->generation = readonly ? info.generation : 0;
+    identity->snapshot_id = readonly ? 0 : snapshot_id;
+    return get_bases(image, identity->bases, errp);
+}
+
+bool hostmem_pcow_get_identity(HostMemPcow *pcow, uint32_t snapshot_id,
+                               HostMemPcowIdentity *identity, Error **errp)
+{
+    return get_identity(pcow->image, pcow->readonly, snapshot_id, identity,
+                        errp);
+}
+
+bool hostmem_pcow_get_base_identity(HostMemPcow *pcow,
+                                    HostMemPcowIdentity *identity, Error **errp)
+{
+    struct pcow_image *base = pcow_base(pcow->image);
+    struct pcow_snapshot shown = {};
+    struct pcow_info info;
+
+    pcow_get_info(pcow->image, &info);
+    if (base && *info.base_snapshot &&
+        !hostmem_pcow_find_snapshot(base, info.base_snapshot, 0, &shown, errp)) {
+        return false;
+    }
+    if (!shown.id) {
+        error_setg(errp, "pcow image '%s' does not stand on a snapshot of "
+                   "another image", pcow_path(pcow->image));
+        return false;
+    }
+    return get_identity(base, false, shown.id, identity, errp);
 }
 
 /*
@@ -78,6 +106,10 @@ static char *find_mismatch(HostMemPcow *pcow, int version)
         return pcow->arrival == PCOW_ARRIVED ? NULL :
                g_strdup_printf("the stream has nothing of the pcow image '%s', "
                                "which is writable here", path);
+    }
+    /* That of its base, which was compared before anything was changed */
+    if (pcow->forking) {
+        return NULL;
     }
     /* what hostmem_pcow_all_revert_snapshot() reverted to is in force */
     if (!hostmem_pcow_get_identity(pcow, pcow->snapshot_id, &now, &err)) {

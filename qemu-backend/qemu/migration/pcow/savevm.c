@@ -76,16 +76,8 @@ static bool check_new(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
-bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
-                                strList *devices, Error **errp)
+bool hostmem_pcow_all_check_name(const char *name, Error **errp)
 {
-    if (!hostmem_pcow_present()) {
-        return true;
-    }
-    if (!hostmem_pcow_check_settled(errp)) {
-        return false;
-    }
-    hostmem_pcow_all_recover();
     if (!hostmem_pcow_check_not_loading(NULL, errp)) {
         return false;
     }
@@ -96,7 +88,20 @@ bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
                    "mark an unfinished one", name, PCOW_SNAPSHOT_NAME_SIZE - 1);
         return false;
     }
-    if (!hostmem_pcow_foreach(check_new, (void *)name, errp) ||
+    return hostmem_pcow_foreach(check_new, (void *)name, errp);
+}
+
+bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
+                                strList *devices, Error **errp)
+{
+    if (!hostmem_pcow_present()) {
+        return true;
+    }
+    if (!hostmem_pcow_check_settled(errp)) {
+        return false;
+    }
+    hostmem_pcow_all_recover();
+    if (!hostmem_pcow_all_check_name(name, errp) ||
         !hostmem_pcow_check_new_on_disks(name, has_devices, devices, errp)) {
         return false;
     }

@@ -9,10 +9,15 @@ import json
 import sys
 from types import ModuleType
 from typing import Any
+from unittest import mock
+import xml.etree.ElementTree as ET
 
 import fixtures
 
 from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.export import control_socket
+from pcow_driver.virt import disk_xml
 from pcow_driver.virt import domain
 from tests.unit.pcow_driver import base
 
@@ -26,13 +31,18 @@ class RecordedDomain:
     def __init__(self, paths: list[str], active: bool) -> None:
         self.paths, self.active, self.calls = paths, active, list[Any]()
         self.reply: dict[str, Any] = {'return': {}}
+        self.on_disk: list[disk_xml.Disk] = []
 
     def isActive(self) -> int:  # noqa: N802
         return int(self.active)
 
     def XMLDesc(self, _flags: int) -> str:  # noqa: N802
         devices = ''.join(NVDIMM.format(path, f'nvdimm{i}') for i, path in enumerate(self.paths))
-        return f"<domain type='qemu'><devices>{devices}</devices></domain>"
+        metadata = ET.tostring(disk_xml.metadata(self.on_disk), encoding='unicode')
+        return (
+            f"<domain type='qemu'><metadata>{metadata}</metadata>"
+            f"<devices>{devices}</devices></domain>"
+        )
 
     def state(self) -> tuple[int, int]:
         return 1, 0
@@ -146,12 +156,61 @@ class DomainTest(base.TestCase):
             '<emulator>', str(self.assertRaises(exception.QmpFailed, found.snapshot_create, 's1'))
         )
 
+    def _on_disk(self, *, active: bool) -> tuple[RecordedDomain, domain.Domain]:
+        recorded, found = self._domain(active=active)
+        recorded.paths = []
+        recorded.on_disk = [disk_xml.Disk(path=str(self.image), size=2 * units.MIB)]
+        return recorded, found
+
+    def test_a_disk_of_a_running_guest_is_its_servers(self) -> None:
+        recorded, found = self._on_disk(active=True)
+        server = mock.Mock(spec=control_socket.Server)
+        with mock.patch.object(control_socket, 'find', return_value=server) as find:
+            found.snapshot_create('s1', 'vda')
+            found.snapshot_rename('s1', 's2')
+            self.assertIsNone(found.snapshot_delete('s2', 'vm.pcow'))
+        self.assertEqual([mock.call(str(self.image))] * 3, find.mock_calls)
+        self.assertEqual(
+            [
+                mock.call.snapshot_create('s1'),
+                mock.call.close(),
+                mock.call.snapshot_rename('s1', 's2'),
+                mock.call.close(),
+                mock.call.snapshot_delete('s2'),
+                mock.call.close(),
+            ],
+            server.mock_calls,
+        )
+        self.assertEqual([], recorded.calls)
+        self.assertFalse(self.log.exists())
+
+    def test_a_disk_of_a_running_guest_is_not_reverted(self) -> None:
+        recorded, found = self._on_disk(active=True)
+        for reset in (False, True):
+            error = self.assertRaises(
+                exception.DomainInvalid, found.snapshot_revert, 's1', reset=reset
+            )
+            self.assertIn('shut it down', str(error))
+        self.assertEqual([], recorded.calls)
+        self.assertFalse(self.log.exists())
+
+    def test_a_disk_that_nobody_serves(self) -> None:
+        _recorded, found = self._on_disk(active=True)
+        error = self.assertRaises(exception.DomainInvalid, found.snapshot_create, 's1')
+        self.assertIn(f'nobody serves {self.image}', str(error))
+
+    def test_a_disk_that_is_off_is_a_file(self) -> None:
+        _recorded, found = self._on_disk(active=False)
+        found.snapshot_create('s1')
+        found.snapshot_revert('s1')
+        self.assertEqual(2, len(self.log.read_text().splitlines()))
+
     def test_select(self) -> None:
         _recorded, found = self._domain(
             '/pool/a.pcow', '/pool/disk.raw', '/pool/b.pcow', active=True
         )
         for device in ('nvdimm2', '/pool/b.pcow', 'b.pcow'):
-            self.assertEqual('memnvdimm2', found.select(device).backend_id)
+            self.assertEqual('nvdimm2', found.select(device).alias)
         for wrong in (None, 'nvdimm1', 'c.pcow', ''):
             error = self.assertRaises(exception.DomainInvalid, found.select, wrong)
             self.assertIn('/pool/a.pcow', str(error))

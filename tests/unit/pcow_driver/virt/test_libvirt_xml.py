@@ -146,6 +146,18 @@ class DomainTest(base.TestCase):
             assert element is not None
             self.assertEqual(value, element.get(attribute))
 
+    def test_ram_on_an_image(self) -> None:
+        """What libvirt 9.0 takes: the file for the RAM is its own choice."""
+        root = self._root(ram='/pool/a & <b>-ram.pcow')
+        text = ET.tostring(root, encoding='unicode')
+        self.assertEqual('/pool/a & <b>-ram.pcow', libvirt_xml.ram(text))
+        self.assertEqual([PLAIN.path, '/pool/a & <b>-ram.pcow'], libvirt_xml.images(text))
+        for path, attributes in (('source', {'type': 'file'}), ('access', {'mode': 'shared'})):
+            element = root.find(f'memoryBacking/{path}')
+            assert element is not None
+            self.assertEqual(attributes, element.attrib)
+        self.assertIsNone(libvirt_xml.ram(FROM_LIBVIRT))
+
     def test_refuses(self) -> None:
         changes: tuple[dict[str, object], ...] = (
             {'name': ''},
@@ -158,6 +170,8 @@ class DomainTest(base.TestCase):
             {'nvdimms': []},
             {'kernel': 'vmlinuz'},
             {'initrd': './i'},
+            {'ram': 'vm-ram.pcow'},
+            {'ram': '/pool/vm-ram.pcow', 'memory': units.GIB + units.MIB},
         )
         for change in changes:
             self.assertRaises(exception.XmlInvalid, self._root, **change)

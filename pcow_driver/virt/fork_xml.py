@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The XML of a domain that goes on from a checkpoint of another one.
+
+Its devices have to be those of the parent, with the same addresses, as the state of them is loaded.
+What names the machine to others is new, or is not allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import uuid as uuidlib
+import xml.etree.ElementTree as ET
+
+from pcow_driver.common import exception
+from pcow_driver.virt import libvirt_xml
+
+
+def has_generation_id(domain_xml: str) -> bool:
+    """Whether its guest is told when it goes on from a moment that was there before.
+
+    :raises XmlInvalid:
+    """
+    return libvirt_xml.parse(domain_xml).find('genid') is not None
+
+
+def fork(domain_xml: str, name: str, images: Mapping[str, str]) -> str:
+    """The XML of a domain ``name`` on other images.
+
+    :param domain_xml: of the parent, as it is defined
+    :param images: path of the child's image, by that of the parent's
+    :raises DomainInvalid: it has what two machines cannot both have
+    :raises XmlInvalid:
+    """
+    root = libvirt_xml.parse(domain_xml)
+    _refuse_shared(root)
+    _refuse_files(root, images)
+    for tag, text in (('name', name), ('uuid', str(uuidlib.uuid4()))):
+        element = root.find(tag)
+        if element is None:
+            element = ET.SubElement(root, tag)
+        element.text = text
+    generation = root.find('genid')
+    if generation is not None:
+        generation.text = str(uuidlib.uuid4())
+    _replace_images(root, images)
+    _open_consoles(root)
+    return libvirt_xml.to_string(root)
+
+
+def _refuse_shared(root: ET.Element) -> None:
+    parent = root.findtext('name') or ''
+    for interface in root.iterfind('devices/interface'):
+        kind = interface.get('type')
+        if kind != 'user':
+            mac = interface.find('mac')
+            address = '' if mac is None else f' {mac.get("address")}'
+            raise exception.DomainInvalid(
+                domain=parent,
+                reason=(
+                    f'its interface{address} of type {kind} would be there twice, with one '
+                    f'address, as the guest keeps what it had: take it away before the checkpoint '
+                    f'(virsh detach-interface), and give each fork one of its own'
+                ),
+            )
+    for element, what in (
+        ('vsock', 'vsock'),
+        ('hostdev', 'device of the host'),
+        ('shmem', 'shared memory device'),
+    ):
+        if root.find(f'devices/{element}') is not None:
+            raise exception.DomainInvalid(
+                domain=parent, reason=f'it has a {what}, which a fork cannot have as well'
+            )
+
+
+def _refuse_files(root: ET.Element, images: Mapping[str, str]) -> None:
+    """What the child would store to, and its parent as well."""
+    parent = root.findtext('name') or ''
+    for memory in root.iterfind('devices/memory'):
+        path = memory.findtext('source/path')
+        if path and path not in images and memory.find('target/readonly') is None:
+            raise exception.DomainInvalid(
+                domain=parent,
+                reason=f'its memory device on {path} is no pcow image, so a fork would share it',
+            )
+    ram = libvirt_xml.find_ram(root)
+    if ram is not None and ram.get('path') not in images:
+        raise exception.DomainInvalid(
+            domain=parent,
+            reason='it was defined with other RAM since it was started: start it anew',
+        )
+    words = [
+        element.get('value') or '' for element in root.iter(f'{{{libvirt_xml.QEMU_NAMESPACE}}}arg')
+    ]
+    if any(option != '-global' for option in words[::2]):
+        raise exception.DomainInvalid(
+            domain=parent,
+            reason=(
+                'its XML has arguments of QEMU (qemu:commandline), which may name files and '
+                'sockets that a fork cannot have as well'
+            ),
+        )
+
+
+def _replace_images(root: ET.Element, images: Mapping[str, str]) -> None:
+    for source in root.iterfind('devices/memory/source/path'):
+        source.text = images.get(source.text or '', source.text)
+    ram = libvirt_xml.find_ram(root)
+    if ram is not None:
+        ram.set('path', images[ram.get('path', '')])
+
+
+def _open_consoles(root: ET.Element) -> None:
+    """A file or a socket of the parent's is not the child's: each gets a terminal of its own."""
+    for device in root.findall('devices/serial') + root.findall('devices/console'):
+        device.set('type', 'pty')
+        for tag in ('source', 'log', 'protocol'):
+            for child in device.findall(tag):
+                device.remove(child)
+    for channel in root.iterfind("devices/channel[@type='unix']"):
+        for child in channel.findall('source'):
+            channel.remove(child)

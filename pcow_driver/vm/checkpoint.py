@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking, reverting to and deleting a checkpoint of a libvirt domain.
+
+QEMU does the work while it runs, and refuses in words what cannot be: nothing has changed then. Two
+callers at once are told apart by QEMU, or by the lock of the image. A connection of libvirt is one
+thread's.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.images import image
+from pcow_driver.images import model as image_model
+from pcow_driver.pools import room
+from pcow_driver.virt import domain
+from pcow_driver.vm import model
+from pcow_driver.vm import tree
+
+
+def take(found: domain.Domain, name: str) -> model.Taken:
+    """Keep what the VM is at this instant; the guest goes on, or stays paused if it was.
+
+    :raises InvalidName:
+    :raises DomainInvalid: it does not run, or its RAM is no image
+    :raises NoRoom: the operator's limits have no room for what the guest can then write once more
+    :raises QmpFailed: the name exists, or QEMU cannot, and says why
+    """
+    names.check_new_snapshot_name(name)
+    if not found.active():
+        raise exception.DomainInvalid(
+            domain=found.name,
+            reason=(
+                'it does not run, so there is no state of it to keep; a snapshot of an image is '
+                'pcowctl snapshot create'
+            ),
+        )
+    with room.for_snapshot(*found.writable()):
+        reply = _command(found, 'pcow-checkpoint-create', name)
+    return model.Taken.from_json(reply)
+
+
+def revert(found: domain.Domain, name: str) -> model.Reverted:
+    """Go back to a checkpoint, in the same QEMU; what the guest has stored since is dropped, and
+    every other branch of the tree stays.
+
+    A guest that runs goes on from there, one that is paused, or has crashed, is paused. A domain
+    that is off is started, paused, and runs when it is there; if that fails it is off again.
+
+    :raises InvalidName:
+    :raises DomainInvalid: its RAM is no image
+    :raises CheckpointNotFound: it is off, and has none of that name
+    :raises QmpFailed: QEMU cannot, and says why
+    """
+    names.check_snapshot_name(name)
+    if found.active():
+        return _revert(found, name, started=False)
+    tree.check_exists(found, name)
+    with found.started():
+        return _revert(found, name, started=True)
+
+
+def delete(found: domain.Domain, name: str) -> int:
+    """Delete a checkpoint with its part in each image; what still needs its data keeps it.
+
+    :return: bytes given back to the pools
+    :raises InvalidName:
+    :raises DomainInvalid: its RAM is no image
+    :raises CheckpointNotFound: it is off, and has none of that name
+    :raises QmpFailed: QEMU cannot, and says why
+    :raises ToolFailed: it is off, and images stand on the checkpoint, or somebody has one open
+    """
+    names.check_snapshot_name(name)
+    if found.active():
+        reply = _command(found, 'pcow-checkpoint-delete', name)
+        return _reader(reply, 'pcow-checkpoint-delete').integer('freed')
+    parts = tree.find_parts(found, name).snapshots
+    for path, snapshot in parts.items():
+        if snapshot.pinned:
+            image.snapshot_unpin(path, name)
+    # that of the RAM first: without it the others are snapshots of their images, and no more
+    return sum(image.snapshot_delete(path, name) for path in parts)
+
+
+def _revert(found: domain.Domain, name: str, *, started: bool) -> model.Reverted:
+    reply = _command(found, 'pcow-checkpoint-revert', name)
+    time = _reader(reply, 'pcow-checkpoint-revert').integer('time')
+    return model.Reverted(time=time, started=started)
+
+
+def _reader(reply: Any, command: str) -> image_model.Reader:
+    return image_model.Reader(reply, command, 'QEMU')
+
+
+def _command(found: domain.Domain, command: str, name: str) -> Any:
+    """:raises DomainInvalid: RAM is an image in the XML, and not in QEMU"""
+    try:
+        return found.qmp(command, name=name)
+    except exception.QmpFailed:
+        ram = found.ram()
+        if ram is not None and not _has_open(found, ram):
+            raise exception.DomainInvalid(
+                domain=found.name,
+                reason=(
+                    f'its RAM is not on {ram}, as the hook of libvirt has not run at its start: '
+                    f'install etc/libvirt/hooks/qemu.d/pcow, and start it again'
+                ),
+            ) from None
+        raise
+
+
+def _has_open(found: domain.Domain, path: str) -> bool:
+    files = domain.Files()
+    for one in found.query():
+        files.add(str(one.get('filename', '')))
+    return os.path.realpath(path) in files

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoints of a VM: from QEMU if it runs, else from its images.
+
+Reading changes nothing, and may be done from several threads, each with a connection of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.images import image
+from pcow_driver.images import model as image_model
+from pcow_driver.virt import domain
+from pcow_driver.vm import model
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A checkpoint of a VM that is off: its snapshot in each image, by the path of that."""
+
+    home: image_model.Snapshot  # in the image that is the RAM
+    snapshots: dict[str, image_model.Snapshot]  # with that of the RAM, which is the first
+
+
+def checkpoints(found: domain.Domain) -> list[model.Checkpoint]:
+    """All of them, in order of creation.
+
+    :raises DomainInvalid: its RAM is no image
+    :raises QmpFailed: the same of one that runs, as QEMU says it
+    :raises LibvirtFailed:
+    """
+    if found.active():
+        return [model.Checkpoint.from_json(item) for item in found.qmp('query-pcow-checkpoints')]
+    return _described(*_read(found))
+
+
+def find_parts(found: domain.Domain, name: str) -> Parts:
+    """The checkpoint ``name`` of a domain that is off.
+
+    :raises DomainInvalid: its RAM is no image
+    :raises CheckpointNotFound:
+    """
+    _all, parts = _read(found)
+    for one in parts:
+        if one.home.name == name:
+            return one
+    raise exception.CheckpointNotFound(domain=found.name, name=name)
+
+
+def check_exists(found: domain.Domain, name: str) -> None:
+    """Before a domain that is off is started for a checkpoint.
+
+    :raises DomainInvalid: its RAM is no image
+    :raises CheckpointNotFound: also a QEMU that first finishes what another one has left will not
+        find it
+    """
+    homes, parts = _read(found)
+    unfinished = any(home.name.startswith(names.SNAPSHOT_MARKS) for home in homes)
+    if not unfinished and all(one.home.name != name for one in parts):
+        raise exception.CheckpointNotFound(domain=found.name, name=name)
+
+
+def branches(found: list[model.Checkpoint]) -> Iterator[tuple[int, model.Checkpoint]]:
+    """Each checkpoint after the one that it descends from, and how far it is from its root."""
+    known = {one.name for one in found}
+    children: dict[str | None, list[model.Checkpoint]] = {}
+    for one in found:
+        children.setdefault(one.parent if one.parent in known else None, []).append(one)
+    left = [(0, one) for one in reversed(children.get(None, []))]
+    while left:
+        depth, one = left.pop()
+        yield depth, one
+        left += [(depth + 1, child) for child in reversed(children.get(one.name, []))]
+
+
+def _read(found: domain.Domain) -> tuple[list[image_model.Snapshot], list[Parts]]:
+    """The snapshots of the image that is the RAM, and what of them is a checkpoint."""
+    ram = found.ram()
+    if ram is None:
+        raise exception.DomainInvalid(
+            domain=found.name,
+            reason=(
+                'its RAM is no pcow image, so it has no checkpoints: define it with '
+                'pcowctl domain-xml --ram'
+            ),
+        )
+    lists = {path: image.snapshot_list(path, force_share=True) for path in found.writable()}
+    homes = lists[ram]
+    return homes, [
+        Parts(
+            home=home,
+            snapshots={
+                path: snapshot
+                for path, snapshots in lists.items()
+                for snapshot in snapshots
+                if (snapshot.name, snapshot.date) == (home.name, home.date)
+            },
+        )
+        for home in homes
+        if _is_checkpoint(home)
+    ]
+
+
+def _is_checkpoint(home: image_model.Snapshot) -> bool:
+    """What is in the making, or half gone, is none: the next QEMU finishes it, or takes it back."""
+    return home.vm_state_size > 0 and not home.name.startswith(names.SNAPSHOT_MARKS)
+
+
+def _described(homes: list[image_model.Snapshot], parts: list[Parts]) -> list[model.Checkpoint]:
+    by_id = {home.id: home for home in homes}
+
+    def nearest(home: image_model.Snapshot | None) -> image_model.Snapshot | None:
+        """The first checkpoint on the way to the root."""
+        while home is not None and not _is_checkpoint(home):
+            home = by_id.get(home.parent_id or '')
+        return home
+
+    now = nearest(next((home for home in homes if home.current), None))
+    found = []
+    for one in parts:
+        parent = nearest(by_id.get(one.home.parent_id or ''))
+        found.append(
+            model.Checkpoint(
+                name=one.home.name,
+                date=one.home.date,
+                parent=None if parent is None else parent.name,
+                current=one.home is now,
+                state_size=one.home.vm_state_size,
+                data_size=sum(item.data_size for item in one.snapshots.values()),
+                shared_size=sum(item.shared_size for item in one.snapshots.values()),
+                delete_frees=sum(item.delete_frees for item in one.snapshots.values()),
+            )
+        )
+    return found

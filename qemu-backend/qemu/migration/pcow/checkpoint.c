@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Taking a checkpoint, see migration/pcow/checkpoint.h.
+ *
+ *   guest   what is done                              a crash here leaves
+ *   ------  ----------------------------------------  ----------------------
+ *   runs    flush what it has stored, prepare a       nothing
+ *           snapshot in each image
+ *   stands  freeze each image, serialise the devices  layers that are merged
+ *   runs    flush what is frozen; each image has its  snapshots with the name
+ *           snapshot; store manifest and devices      of a mark: taken back
+ *   runs    commit: one word                          a mark that counts: it
+ *                                                     gets its name
+ *   runs    give all of them the name
+ *
+ * What takes long for it waits in a worker: the guest stands for what does not
+ * depend on the size of RAM, nor on how much of it was written to.
+ */
+#include "qemu/osdep.h"
+#include "block/thread-pool.h"
+#include "io/channel-buffer.h"
+#include "migration/global_state.h"
+#include "migration/migration.h"
+#include "migration/misc.h"
+#include "migration/qemu-file.h"
+#include "migration/savevm.h"
+#include "qapi/error.h"
+#include "qapi/qapi-commands-pcow.h"
+#include "qemu/error-report.h"
+#include "qemu/main-loop.h"
+#include "qemu/notify.h"
+#include "qemu/timer.h"
+#include "qemu/units.h"
+#include "migration/pcow/checkpoint.h"
+#include "system/runstate.h"
+#include "system/system.h"
+
+#define STATE_CAPACITY (1 * MiB)        /* of a usual VM; it grows */
+#define PIECE (2 * MiB)                 /* of what is stored at a time */
+
+typedef struct Part {
+    HostMemPcow *pcow;
+    uint64_t token;             /* 0: nothing has begun */
+    bool made;                  /* it is a snapshot, with the name of the mark */
+} Part;
+
+typedef struct Taking {
+    HostMemPcow *home;
+    const char *name;
+    char *mark;                 /* the name until it is committed */
+    int64_t seconds;
+    uint32_t nanoseconds;
+    GArray *parts;              /* of Part; the home is the last one */
+    unsigned seen;              /* of them, when they were looked for again */
+    Checkpoint *checkpoint;
+    uint64_t pause;             /* ns */
+    uint8_t *encoded;           /* manifest and state, */
+    uint64_t size;              /* so many bytes */
+    Notifier shutdown;
+    bool ends;                  /* QEMU does, or the guest has powered off */
+} Taking;
+
+static bool told(int ret, const struct pcow_error *error, Error **errp)
+{
+    if (ret < 0) {
+        error_setg(errp, "%s", error->message);
+    }
+    return ret >= 0;
+}
+
+/* What polls, or looks at the disks, may not be done in a coroutine. */
+typedef bool MainLoopFn(Taking *taking, Error **errp);
+
+typedef struct Call {
+    MainLoopFn *fn;
+    Taking *taking;
+    Coroutine *waits;
+    bool ok;
+    Error *err;
+} Call;
+
+static void call_in_main_loop(void *opaque)
+{
+    Call *call = opaque;
+
+    call->ok = call->fn(call->taking, &call->err);
+    aio_co_wake(call->waits);
+}
+
+static bool coroutine_fn co_call(MainLoopFn *fn, Taking *taking, Error **errp)
+{
+    Call call = { .fn = fn, .taking = taking, .waits = qemu_coroutine_self() };
+
+    aio_bh_schedule_oneshot(qemu_get_aio_context(), call_in_main_loop, &call);
+    qemu_coroutine_yield();
+    error_propagate(errp, call.err);
+    return call.ok;
+}
+
+/*
+ * After this QEMU takes itself apart, the state of migrations with it, while
+ * it lets this go on.
+ */
+static void note_shutdown(Notifier *notifier, void *data)
+{
+    container_of(notifier, Taking, shutdown)->ends = true;
+}
+
+/* Any time; others may have done something since the last one. */
+static bool may_go_on(Taking *taking, Error **errp)
+{
+    if (taking->ends || runstate_check(RUN_STATE_SHUTDOWN)) {
+        error_setg(errp, "the VM has been shut down: there is nothing to take "
+                   "a checkpoint of");
+        return false;
+    }
+    return checkpoint_may_begin(errp);
+}
+
+static bool add_part(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    Taking *taking = opaque;
+    Part part = { .pcow = pcow };
+
+    pcow->snapshot_id = 0;
+    if (!pcow->readonly && pcow != taking->home) {
+        object_ref(OBJECT(pcow->backend));
+        g_array_append_val(taking->parts, part);
+    }
+    return true;
+}
+
+static bool coroutine_fn prepare(Taking *taking, Part *part, Error **errp)
+{
+    struct pcow_error error;
+    int ret;
+
+    do {
+        ret = pcow_snapshot_prepare(part->pcow->image, taking->mark,
+                                    taking->seconds, taking->nanoseconds,
+                                    &part->token, &error);
+        if (!told(ret, &error, errp)) {
+            return false;
+        }
+    } while (ret == PCOW_FLUSH_FIRST &&
+             hostmem_pcow_co_flush(part->pcow, errp) == 0);
+    return ret == 0;
+}
+
+static bool coroutine_fn prepare_all(Taking *taking, Error **errp)
+{
+    for (guint i = 0; i < taking->parts->len; i++) {
+        if (!prepare(taking, &g_array_index(taking->parts, Part, i), errp)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- the guest stands ---------------------------------------------------- */
+
+static bool freeze_all(Taking *taking, Error **errp)
+{
+    struct pcow_error error;
+    struct pcow_info info;
+    bool ok = true;
+
+    if (!hostmem_pcow_hold_guest(errp)) {
+        return false;
+    }
+    for (guint i = 0; i < taking->parts->len && ok; i++) {
+        Part *part = &g_array_index(taking->parts, Part, i);
+
+        /* The layer that stores go to is what becomes the snapshot */
+        pcow_get_info(part->pcow->image, &info);
+        part->pcow->snapshot_id = info.active_layer;
+        ok = told(pcow_snapshot_freeze(part->pcow->image, part->token, &error),
+                  &error, errp);
+    }
+    hostmem_pcow_release_guest();
+    return ok;
+}
+
+static bool serialise(Checkpoint *checkpoint, Error **errp)
+{
+    g_autoptr(QIOChannelBuffer) buffer = qio_channel_buffer_new(STATE_CAPACITY);
+    QEMUFile *file = qemu_file_new_output(QIO_CHANNEL(buffer));
+    bool ok = qemu_savevm_state(file, errp) >= 0;
+
+    if (ok && qemu_fflush(file) < 0) {
+        error_setg(errp, "the state of the devices cannot be stored");
+        ok = false;
+    }
+    if (ok) {
+        checkpoint->state_size = buffer->usage;
+        checkpoint->state = g_steal_pointer(&buffer->data);
+        buffer->usage = buffer->capacity = 0;
+    }
+    qemu_fclose(file);
+    return ok;
+}
+
+/* Nothing that was asked before has been plugged or begun meanwhile. */
+static bool may_create(Taking *taking, Error **errp)
+{
+    return may_go_on(taking, errp) && !migration_is_blocked(errp) &&
+           checkpoint_check_capabilities(errp) &&
+           hostmem_pcow_check_no_disks(errp);
+}
+
+static bool is_part(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    Taking *taking = opaque;
+
+    for (guint i = 0; i < taking->parts->len; i++) {
+        if (g_array_index(taking->parts, Part, i).pcow == pcow) {
+            taking->seen++;
+            return true;
+        }
+    }
+    if (pcow->readonly) {
+        return true;
+    }
+    error_setg(errp, "the pcow image '%s' was plugged while the checkpoint was "
+               "prepared: try again", pcow_path(pcow->image));
+    return false;
+}
+
+static bool has_same_images(Taking *taking, Error **errp)
+{
+    taking->seen = 0;
+    if (!hostmem_pcow_foreach(is_part, taking, errp)) {
+        return false;
+    }
+    if (taking->seen != taking->parts->len) {
+        error_setg(errp, "a pcow image was unplugged while the checkpoint was "
+                   "prepared: try again");
+        return false;
+    }
+    return true;
+}
+
+static bool take(Taking *taking, Error **errp)
+{
+    RunState before = runstate_get(), asked;
+    int64_t start = get_clock();
+    bool ok, stops;
+
+    if (!may_create(taking, errp) || !has_same_images(taking, errp)) {
+        return false;
+    }
+    global_state_store();
+    vm_stop(RUN_STATE_SAVE_VM);
+    ok = hostmem_pcow_check_no_stores(errp) && freeze_all(taking, errp);
+    if (ok) {
+        taking->checkpoint = checkpoint_describe(taking->name, errp);
+        ok = taking->checkpoint && serialise(taking->checkpoint, errp);
+    }
+    /* Somebody may have wanted to stop it meanwhile, and that is not over */
+    stops = qemu_vmstop_requested(&asked);
+    vm_resume(before);
+    taking->pause = get_clock() - start;
+    if (stops) {
+        qemu_system_vmstop_request_prepare();
+        qemu_system_vmstop_request(asked);
+    }
+    return ok;
+}
+
+/* ---- it runs again ------------------------------------------------------- */
+
+static bool coroutine_fn finish(Part *part, Error **errp)
+{
+    struct pcow_error error;
+    int ret;
+
+    do {
+        ret = pcow_snapshot_finish(part->pcow->image, part->token, NULL,
+                                   &error);
+        if (!told(ret, &error, errp)) {
+            return false;
+        }
+    } while (ret == PCOW_FLUSH_FIRST &&
+             hostmem_pcow_co_flush(part->pcow, errp) == 0);
+    part->made = ret == 0;
+    return part->made;
+}
+
+static bool coroutine_fn finish_all(Taking *taking, Error **errp)
+{
+    for (guint i = 0; i < taking->parts->len; i++) {
+        if (!finish(&g_array_index(taking->parts, Part, i), errp)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int encode_worker(void *opaque)
+{
+    Taking *taking = opaque;
+
+    taking->encoded = checkpoint_encode(taking->checkpoint, &taking->size);
+    return 0;
+}
+
+/* In pieces, between which the main loop serves the guest's devices. */
+static bool coroutine_fn write_state(Taking *taking, Error **errp)
+{
+    struct pcow_error error;
+
+    thread_pool_submit_co(encode_worker, taking);
+    if (!taking->encoded) {
+        error_setg(errp, "the state of the devices is too large to be kept");
+        return false;
+    }
+    for (uint64_t at = 0; at < taking->size; at += PIECE) {
+        if (!told(pcow_snapshot_write_state(taking->home->image, taking->mark,
+                                            at, taking->encoded + at,
+                                            MIN(PIECE, taking->size - at),
+                                            &error), &error, errp)) {
+            return false;
+        }
+        aio_co_reschedule_self(qemu_get_aio_context());
+    }
+    return true;
+}
+
+static bool coroutine_fn commit(Taking *taking, Error **errp)
+{
+    struct pcow_error error;
+
+    /* The second one is so that the commit has little to wait for */
+    return write_state(taking, errp) &&
+           hostmem_pcow_all_flushed_ahead(errp) &&
+           hostmem_pcow_co_flush(taking->home, errp) == 0 &&
+           told(pcow_snapshot_set_state_size(taking->home->image, taking->mark,
+                                             taking->size, &error),
+                &error, errp);
+}
+
+/* What fails here the next operation does, or the next start. */
+static void give_names(Taking *taking)
+{
+    struct pcow_error error;
+
+    for (guint i = 0; i < taking->parts->len; i++) {
+        Part *part = &g_array_index(taking->parts, Part, i);
+
+        if (pcow_snapshot_rename(part->pcow->image, taking->mark, taking->name,
+                                 &error) < 0) {
+            warn_report("checkpoint '%s' is durable, and bears the name '%s' "
+                        "still: %s", taking->name, taking->mark, error.message);
+            return;
+        }
+    }
+}
+
+/* The home first: after an error behind the commit it may count already. */
+static void take_back(Taking *taking)
+{
+    struct pcow_error error;
+
+    for (guint i = taking->parts->len; i-- > 0;) {
+        Part *part = &g_array_index(taking->parts, Part, i);
+
+        if (!part->made) {
+            pcow_snapshot_abandon(part->pcow->image, part->token, NULL);
+        } else if (pcow_snapshot_delete(part->pcow->image, taking->mark, NULL,
+                                        &error) < 0) {
+            warn_report("%s", error.message);
+        }
+    }
+}
+
+static PcowCheckpointCreated *coroutine_fn create(Taking *taking, Error **errp)
+{
+    int64_t start = get_clock();
+    PcowCheckpointCreated *result;
+
+    hostmem_pcow_co_all_flush_ahead();
+    if (!may_go_on(taking, errp) || !hostmem_pcow_all_flushed_ahead(errp) ||
+        !prepare_all(taking, errp) || !co_call(take, taking, errp) ||
+        !finish_all(taking, errp) || !commit(taking, errp)) {
+        take_back(taking);
+        return NULL;
+    }
+    result = g_new0(PcowCheckpointCreated, 1);
+    result->pause = taking->pause;
+    result->durable = get_clock() - start;
+    result->state_size = taking->size;
+    give_names(taking);
+    return result;
+}
+
+static bool begin(Taking *taking, Error **errp)
+{
+    checkpoint_recover(false);
+    return may_create(taking, errp) &&
+           hostmem_pcow_all_check_name(taking->name, errp);
+}
+
+PcowCheckpointCreated *coroutine_fn
+qmp_pcow_checkpoint_create(const char *name, Error **errp)
+{
+    const int64_t now = g_get_real_time();
+    Taking taking = {
+        .home = checkpoint_home(errp),
+        .name = name,
+        .seconds = now / G_USEC_PER_SEC,
+        .nanoseconds = now % G_USEC_PER_SEC * 1000,
+        .shutdown.notify = note_shutdown,
+    };
+    PcowCheckpointCreated *result = NULL;
+    Part last = { .pcow = taking.home };
+
+    if (!taking.home) {
+        return NULL;
+    }
+    qemu_register_shutdown_notifier(&taking.shutdown);
+    if (co_call(begin, &taking, errp)) {
+        taking.mark = checkpoint_mark_name(CHECKPOINT_TAKING, taking.home,
+                                           taking.seconds, taking.nanoseconds);
+        taking.parts = g_array_new(false, true, sizeof(Part));
+        hostmem_pcow_foreach(add_part, &taking, NULL);
+        object_ref(OBJECT(taking.home->backend));
+        g_array_append_val(taking.parts, last);
+
+        checkpoint_begin();
+        result = create(&taking, errp);
+        checkpoint_end();
+
+        for (guint i = 0; i < taking.parts->len; i++) {
+            Part *part = &g_array_index(taking.parts, Part, i);
+
+            object_unref(OBJECT(part->pcow->backend));
+        }
+        g_array_unref(taking.parts);
+        checkpoint_free(taking.checkpoint);
+        g_free(taking.encoded);
+        g_free(taking.mark);
+    }
+    notifier_remove(&taking.shutdown);
+    return result;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * A checkpoint of a whole VM whose RAM is a pcow image: RAM, devices and
+ * persistent memory of one instant, without a disk that would carry the state.
+ *
+ * Each writable image of the VM has a snapshot of the same date.  With that of
+ * the image that is the guest's RAM, the *home*, lies a VM state: a manifest,
+ * which tells what every image was then, and the state of the devices.
+ *
+ *   name in the home             VM state  what it is
+ *   ---------------------------  --------  ---------------------------------
+ *   .checkpoint-DATE-ID          none      being taken: does not count, is
+ *                                          taken back
+ *   .checkpoint-DATE-ID          there     taken and durable: gets its name
+ *   its own                      there     a checkpoint
+ *   .deleting-DATE-ID            there     being deleted: the rest of it is
+ *   .loading-checkpoint-DATE-ID  there     being reverted to: all images are
+ *
+ * A VM goes on from the checkpoint of another one, as a fork of it, if each of
+ * its images is a new one that stands on the part of the other's.
+ *
+ * So one word commits it, the length of the VM state (see
+ * pcow_snapshot_set_state_size()), and what a QEMU leaves that is killed is
+ * finished or taken back by the next one: migration/pcow/recovery.c.  DATE is
+ * that of the snapshots, to the nanosecond, and ID the UUID of the home, by
+ * which an image knows a mark of another VM.
+ */
+#ifndef MIGRATION_PCOW_CHECKPOINT_H
+#define MIGRATION_PCOW_CHECKPOINT_H
+
+#include <pcow.h>
+#include "system/hostmem-pcow.h"
+
+/* ---- migration/pcow/manifest.c ---- */
+
+#define CHECKPOINT_ID_SIZE 120  /* of a memory backend's id, with the NUL */
+
+typedef struct CheckpointMember {
+    char id[CHECKPOINT_ID_SIZE];
+    HostMemPcowIdentity identity;
+} CheckpointMember;
+
+typedef struct Checkpoint {
+    char name[PCOW_SNAPSHOT_NAME_SIZE];
+    unsigned count;
+    CheckpointMember *member;
+    void *state;                /* of the devices: a stream of savevm */
+    size_t state_size;          /* bytes */
+} Checkpoint;
+
+void checkpoint_free(Checkpoint *checkpoint);
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(Checkpoint, checkpoint_free)
+
+/* What every image is, the writable ones by their HostMemPcow.snapshot_id. */
+Checkpoint *checkpoint_describe(const char *name, Error **errp);
+/*
+ * As it is stored with the snapshot of the home.  NULL: too much.  In any
+ * thread; to be freed with g_free().
+ */
+void *checkpoint_encode(const Checkpoint *checkpoint, uint64_t *size);
+/* All of it, by its checksum; NULL if it is damaged, or of another kind. */
+Checkpoint *checkpoint_read(struct pcow_image *image,
+                            const struct pcow_snapshot *snapshot, Error **errp);
+/*
+ * Fails unless the images of this VM are those of the checkpoint, and the
+ * writable ones still have their part.  Else their snapshot_id is set.
+ * @forking: they are empty instead, each on the part of such an image.
+ */
+bool checkpoint_check_images(const Checkpoint *checkpoint, bool forking,
+                             Error **errp);
+
+/* ---- migration/pcow/parts.c ---- */
+
+/*
+ * The image that is the guest's RAM.  Fails if that is none, or not all of the
+ * guest's RAM is one.
+ */
+HostMemPcow *checkpoint_home(Error **errp);
+/* The same; NULL without a word. */
+HostMemPcow *checkpoint_find_home(void);
+
+typedef enum CheckpointMark {
+    CHECKPOINT_TAKING,
+    CHECKPOINT_DELETING,
+    CHECKPOINT_REVERTING,
+    CHECKPOINT_MARKS
+} CheckpointMark;
+
+char *checkpoint_mark_name(CheckpointMark mark, const HostMemPcow *home,
+                           int64_t seconds, uint32_t nanoseconds);
+/* Which of them @name is; CHECKPOINT_MARKS: none. */
+CheckpointMark checkpoint_parse_mark(const char *name);
+/* That of @name, which must be a checkpoint, whole and none in the making. */
+bool checkpoint_find(HostMemPcow *home, const char *name,
+                     struct pcow_snapshot *found, Error **errp);
+/* The part of an image; its id is 0 if it has none. */
+bool checkpoint_find_part(HostMemPcow *pcow, const struct pcow_snapshot *home,
+                          struct pcow_snapshot *found, Error **errp);
+/* Nothing else that concerns the whole VM is under way. */
+bool checkpoint_may_begin(Error **errp);
+/* No capability is on that is about another way to send RAM. */
+bool checkpoint_check_capabilities(Error **errp);
+
+/* ---- migration/pcow/recovery.c ---- */
+
+/* Around the taking of one, whose marks recovery leaves alone. Main loop. */
+void checkpoint_begin(void);
+void checkpoint_end(void);
+
+/* ---- migration/pcow/rollback.c ---- */
+
+/*
+ * Every writable image, to the part that is its snapshot_id, or, @forking, to
+ * what it stands on.
+ */
+bool checkpoint_revert_images(bool forking, Error **errp);
+
+#endif

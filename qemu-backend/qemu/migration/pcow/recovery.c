@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Checkpoints that are there, their deletion, and what becomes of one that was
+ * being taken, deleted or reverted to when QEMU was killed: see the table in
+ * migration/pcow/checkpoint.h.
+ */
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "qapi/qapi-commands-pcow.h"
+#include "qemu/cutils.h"
+#include "qemu/error-report.h"
+#include "migration/pcow/checkpoint.h"
+
+/* One is being taken: its marks are nobody else's. Main loop. */
+static bool under_way;
+
+void checkpoint_begin(void)
+{
+    assert(!under_way);
+    under_way = true;
+}
+
+void checkpoint_end(void)
+{
+    under_way = false;
+}
+
+static bool told(int ret, const struct pcow_error *error, Error **errp)
+{
+    if (ret < 0) {
+        error_setg(errp, "%s", error->message);
+    }
+    return ret >= 0;
+}
+
+/* ---- the parts of one ---------------------------------------------------- */
+
+typedef struct PartArgs {
+    HostMemPcow *home;
+    const struct pcow_snapshot *of;
+    const char *name;           /* that the parts get */
+    uint64_t freed;
+    PcowCheckpointInfo *info;
+} PartArgs;
+
+/* Calls @fn for the part of each writable image but the home. */
+typedef bool PartFn(HostMemPcow *pcow, const struct pcow_snapshot *part,
+                    PartArgs *args, Error **errp);
+typedef struct Walk {
+    PartFn *fn;
+    PartArgs *args;
+} Walk;
+
+static bool visit(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    Walk *walk = opaque;
+    struct pcow_snapshot part;
+
+    if (pcow->readonly || pcow == walk->args->home) {
+        return true;
+    }
+    return checkpoint_find_part(pcow, walk->args->of, &part, errp) &&
+           (!part.id || walk->fn(pcow, &part, walk->args, errp));
+}
+
+static bool foreach_part(PartFn *fn, PartArgs *args, Error **errp)
+{
+    Walk walk = { fn, args };
+
+    return hostmem_pcow_foreach(visit, &walk, errp);
+}
+
+static bool check_delete(HostMemPcow *pcow, const struct pcow_snapshot *part,
+                         PartArgs *args, Error **errp)
+{
+    struct pcow_error error;
+
+    return told(pcow_snapshot_check_delete(pcow->image, part->name, &error),
+                &error, errp);
+}
+
+static bool delete_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
+                        PartArgs *args, Error **errp)
+{
+    struct pcow_error error;
+    uint64_t freed = 0;
+
+    if (!told(pcow_snapshot_delete(pcow->image, part->name, &freed, &error),
+              &error, errp)) {
+        return false;
+    }
+    args->freed += freed;
+    return true;
+}
+
+static bool delete_all(PartArgs *args, Error **errp)
+{
+    /* That of the home is what the others are found by: it goes last */
+    return foreach_part(delete_part, args, errp) &&
+           delete_part(args->home, args->of, args, errp);
+}
+
+static bool rename_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
+                        PartArgs *args, Error **errp)
+{
+    struct pcow_error error;
+
+    return !strcmp(part->name, args->name) ||
+           told(pcow_snapshot_rename(pcow->image, part->name, args->name,
+                                     &error), &error, errp);
+}
+
+/* ---- deletion ------------------------------------------------------------ */
+
+PcowCheckpointDeleted *qmp_pcow_checkpoint_delete(const char *name,
+                                                  Error **errp)
+{
+    HostMemPcow *home = checkpoint_home(errp);
+    g_autofree char *mark = NULL;
+    PcowCheckpointDeleted *result;
+    struct pcow_snapshot snapshot;
+    struct pcow_error error;
+    PartArgs args = { .home = home, .of = &snapshot };
+    int ret;
+
+    if (!home || !checkpoint_may_begin(errp)) {
+        return NULL;
+    }
+    checkpoint_recover(false);
+    if (!hostmem_pcow_check_not_loading(NULL, errp) ||
+        !checkpoint_find(home, name, &snapshot, errp) ||
+        !foreach_part(check_delete, &args, errp) ||
+        !check_delete(home, &snapshot, &args, errp)) {
+        return NULL;
+    }
+    /* From here on it is none. */
+    mark = checkpoint_mark_name(CHECKPOINT_DELETING, home,
+                                snapshot.date_seconds,
+                                snapshot.date_nanoseconds);
+    ret = pcow_snapshot_rename(home->image, name, mark, &error);
+    /* Without space for the mark it goes without, as this gives space */
+    if (ret != -ENOSPC && !told(ret, &error, errp)) {
+        return NULL;
+    }
+    if (ret == 0) {
+        pstrcpy(snapshot.name, sizeof(snapshot.name), mark);
+    }
+    if (!delete_all(&args, errp)) {
+        return NULL;
+    }
+    result = g_new0(PcowCheckpointDeleted, 1);
+    result->freed = args.freed;
+    return result;
+}
+
+/* ---- a list -------------------------------------------------------------- */
+
+static bool add_sizes(HostMemPcow *pcow, const struct pcow_snapshot *part,
+                      PartArgs *args, Error **errp)
+{
+    args->info->data_size += part->data_size;
+    args->info->shared_size += part->shared_size;
+    args->info->delete_frees += part->delete_frees;
+    return true;
+}
+
+/* The nearest one that is a checkpoint, too. */
+static const struct pcow_snapshot *
+find_parent(const struct pcow_snapshot *list, size_t count, uint32_t id)
+{
+    for (size_t left = count; id && left; left--) {
+        size_t i = 0;
+
+        while (i < count && list[i].id != id) {
+            i++;
+        }
+        if (i == count) {
+            return NULL;
+        }
+        if (list[i].state_size) {
+            return &list[i];
+        }
+        id = list[i].parent_id;
+    }
+    return NULL;
+}
+
+/* Does the VM go on from it, with no other one in between? */
+static bool is_current(const struct pcow_snapshot *list, size_t count,
+                       const struct pcow_snapshot *snapshot)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].current) {
+            return find_parent(list, count, list[i].id) == snapshot;
+        }
+    }
+    return false;
+}
+
+static PcowCheckpointInfo *describe(HostMemPcow *home,
+                                    const struct pcow_snapshot *list,
+                                    size_t count, size_t at, Error **errp)
+{
+    const struct pcow_snapshot *snapshot = &list[at], *parent;
+    PcowCheckpointInfo *info = g_new0(PcowCheckpointInfo, 1);
+    PartArgs args = { .home = home, .of = snapshot, .info = info };
+
+    parent = find_parent(list, count, snapshot->parent_id);
+    info->name = g_strdup(snapshot->name);
+    info->parent = parent ? g_strdup(parent->name) : NULL;
+    info->date_sec = snapshot->date_seconds;
+    info->date_nsec = snapshot->date_nanoseconds;
+    info->current = is_current(list, count, snapshot);
+    info->state_size = snapshot->state_size;
+    if (!add_sizes(home, snapshot, &args, errp) ||
+        !foreach_part(add_sizes, &args, errp)) {
+        qapi_free_PcowCheckpointInfo(info);
+        return NULL;
+    }
+    return info;
+}
+
+PcowCheckpointInfoList *qmp_query_pcow_checkpoints(Error **errp)
+{
+    PcowCheckpointInfoList *result = NULL, **tail = &result;
+    HostMemPcow *home = checkpoint_home(errp);
+    struct pcow_snapshot *list;
+    struct pcow_error error;
+    size_t count;
+
+    if (!home || !told(pcow_snapshot_list(home->image, &list, &count, &error),
+                       &error, errp)) {
+        return NULL;
+    }
+    for (size_t i = 0; i < count; i++) {
+        PcowCheckpointInfo *info;
+
+        if (!list[i].state_size ||
+            hostmem_pcow_is_checkpoint_mark(list[i].name)) {
+            continue;
+        }
+        info = describe(home, list, count, i, errp);
+        if (!info) {
+            qapi_free_PcowCheckpointInfoList(result);
+            result = NULL;
+            break;
+        }
+        QAPI_LIST_APPEND(tail, info);
+    }
+    free(list);
+    return result;
+}
+
+/* ---- what a QEMU left that was killed ------------------------------------ */
+
+static bool finish_taking(HostMemPcow *home,
+                          const struct pcow_snapshot *snapshot, Error **errp)
+{
+    PartArgs args = { .home = home, .of = snapshot };
+    g_autoptr(Checkpoint) checkpoint = NULL;
+
+    if (!snapshot->state_size) {
+        return delete_all(&args, errp);
+    }
+    checkpoint = checkpoint_read(home->image, snapshot, errp);
+    if (!checkpoint) {
+        return false;
+    }
+    args.name = checkpoint->name;
+    return foreach_part(rename_part, &args, errp) &&
+           rename_part(home, snapshot, &args, errp);
+}
+
+static bool finish_deleting(HostMemPcow *home,
+                            const struct pcow_snapshot *snapshot, Error **errp)
+{
+    PartArgs args = { .home = home, .of = snapshot };
+
+    return delete_all(&args, errp);
+}
+
+static bool finish_reverting(HostMemPcow *home,
+                             const struct pcow_snapshot *snapshot, Error **errp)
+{
+    PartArgs args = { .home = home };
+    g_autoptr(Checkpoint) checkpoint = checkpoint_read(home->image, snapshot,
+                                                         errp);
+    ERRP_GUARD();
+
+    if (!checkpoint || !checkpoint_check_images(checkpoint, false, errp) ||
+        !checkpoint_revert_images(false, errp)) {
+        error_prepend(errp, "the VM was being reverted to '%s' of pcow image "
+                      "'%s' when QEMU ended, which cannot be finished. Remove "
+                      "the cause, or rename that snapshot to start with images "
+                      "as they are (pcow-img snapshot --rename): ",
+                      snapshot->name, pcow_path(home->image));
+        return false;
+    }
+    args.name = checkpoint->name;
+    if (!rename_part(home, snapshot, &args, errp)) {
+        return false;
+    }
+    info_report("the VM was being reverted to checkpoint '%s' when QEMU ended: "
+                "its images are there now, RAM is as after a restart",
+                checkpoint->name);
+    return true;
+}
+
+static bool finish(HostMemPcow *home, const struct pcow_snapshot *snapshot,
+                   Error **errp)
+{
+    CheckpointMark mark = checkpoint_parse_mark(snapshot->name);
+    g_autofree char *name = NULL;
+
+    if (mark == CHECKPOINT_MARKS) {
+        return true;
+    }
+    /* It says which image it is in, and when: one that says otherwise is none */
+    name = checkpoint_mark_name(mark, home, snapshot->date_seconds,
+                                snapshot->date_nanoseconds);
+    if (strcmp(name, snapshot->name)) {
+        return true;
+    }
+    switch (mark) {
+    case CHECKPOINT_TAKING:
+        return finish_taking(home, snapshot, errp);
+    case CHECKPOINT_DELETING:
+        return finish_deleting(home, snapshot, errp);
+    case CHECKPOINT_REVERTING:
+        return finish_reverting(home, snapshot, errp);
+    default:
+        return true;
+    }
+}
+
+/*
+ * Parts that were made before that of the home was: nothing counts yet.  One
+ * with the UUID of another home is another VM's.
+ */
+static bool take_back_strays(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    HostMemPcow *home = opaque;
+    struct pcow_snapshot *list;
+    size_t count;
+
+    if (pcow->readonly || pcow == home ||
+        pcow_snapshot_list(pcow->image, &list, &count, NULL) < 0) {
+        return true;
+    }
+    for (size_t i = 0; i < count; i++) {
+        g_autofree char *mark =
+            checkpoint_mark_name(CHECKPOINT_TAKING, home, list[i].date_seconds,
+                                 list[i].date_nanoseconds);
+        struct pcow_snapshot of;
+        struct pcow_error error;
+
+        if (strcmp(list[i].name, mark) ||
+            !checkpoint_find_part(home, &list[i], &of, NULL) || of.id) {
+            continue;
+        }
+        if (pcow_snapshot_delete(pcow->image, mark, NULL, &error) < 0) {
+            warn_report("%s", error.message);
+        }
+    }
+    free(list);
+    return true;
+}
+
+void checkpoint_recover(bool at_start)
+{
+    HostMemPcow *home = checkpoint_find_home();
+    struct pcow_snapshot *list;
+    size_t count;
+
+    if (under_way || !home || hostmem_pcow_is_arriving() ||
+        pcow_snapshot_list(home->image, &list, &count, NULL) < 0) {
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        bool reverts = checkpoint_parse_mark(list[i].name) ==
+                       CHECKPOINT_REVERTING;
+        Error *err = NULL;
+
+        /* One of this process that failed is for who lets the VM run */
+        if ((reverts && !at_start) || finish(home, &list[i], &err)) {
+            continue;
+        }
+        if (reverts) {
+            /* Images of different times: nobody must run that */
+            error_report_err(err);
+            exit(1);
+        }
+        warn_report_err(err);
+    }
+    free(list);
+    hostmem_pcow_foreach(take_back_strays, home, NULL);
+}

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forks of a VM: names, and what is refused before anything is made.
+
+What is made: tests/functional/test_virsh_vm_forks.py.
+"""
+
+from pcow_driver.common import exception
+from pcow_driver.vm import fork
+from tests.unit.pcow_driver import base
+from tests.unit.pcow_driver.vm import recorded
+
+WARM = {
+    'name': 'warm',
+    'date-sec': recorded.SECOND,
+    'date-nsec': 0,
+    'current': True,
+    'state-size': 1,
+    'data-size': 1,
+    'shared-size': 1,
+    'delete-frees': 1,
+}
+
+
+class NamesTest(base.TestCase):
+    def test_numbers(self) -> None:
+        self.assertEqual(['a-1', 'a-2', 'a-3'], fork.child_names('a-{n}', 3))
+        self.assertEqual(['one'], fork.child_names('one', 1))
+        self.assertEqual(['1/1'], fork.child_names('{n}/{n}', 1))
+
+    def test_refused(self) -> None:
+        for pattern, count in (('a', 2), ('a{n}', 0), ('a{n}', -1)):
+            self.assertRaises(exception.UsageInvalid, fork.child_names, pattern, count)
+
+
+class RefusalTest(recorded.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.recorded.replies['query-pcow-checkpoints'] = [WARM]
+        self.recorded.domains = ['web1', 'taken']
+
+    def fork(self, name: str | None, *children: str) -> None:
+        for _one in fork.fork(self.recorded, self.found, name, children):
+            self.fail('it was forked')
+
+    def test_refused(self) -> None:
+        self.recorded.generation_id = True
+        self.assertRaises(exception.CheckpointNotFound, self.fork, 'cold', 'web2')
+        self.assertRaises(exception.InvalidName, self.fork, '', 'web2')
+        error = self.assertRaises(exception.DomainExists, self.fork, 'warm', 'web2', 'taken')
+        self.assertIn('taken', str(error))
+        self.assertEqual([], self.logged())
+
+    def test_generation_id(self) -> None:
+        """Before a checkpoint is taken for it."""
+        for name in ('warm', None):
+            error = self.assertRaises(exception.DomainInvalid, self.fork, name, 'web2')
+            self.assertIn('--insecure', str(error))
+        self.assertNotIn('pcow-checkpoint-create', [call[0] for call in self.recorded.calls])
