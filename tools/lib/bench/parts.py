@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 _TICKS = os.sysconf('SC_CLK_TCK')
-# Both kernels say what they do as soon as they can, "quiet" or not.
+# Both kernels say what they do as soon as they can, "quiet" or not; first that they do.
 WORDS = 'earlyprintk=ttyS0 ignore_loglevel'
 
 
@@ -21,13 +21,13 @@ class Part:
 
 
 _SHIM = (
-    Part('firmware; the shim\'s kernel is unpacked', b'Linux version'),
+    Part('firmware; the shim\'s kernel is unpacked', b'ignoring loglevel'),
     Part('its start, up to its program', b'Run /init as init process'),
     Part('drivers, file systems, configuration', b'pcow boot: '),
     Part('the guest\'s kernel and initrd are loaded', b'Starting new kernel'),
-    Part('they are copied; the guest\'s kernel is unpacked', b'Linux version'),
+    Part('they are copied; the guest\'s kernel is unpacked', b'ignoring loglevel'),
 )
-_DIRECT = (Part('firmware; the guest\'s kernel is unpacked', b'Linux version'),)
+_DIRECT = (Part('firmware; the guest\'s kernel is unpacked', b'ignoring loglevel'),)
 _GUEST = (
     Part('its start, up to the initramfs', b'Run /pcow/init as init process'),
     Part('the initramfs, up to the root', b'pcow-ready'),
