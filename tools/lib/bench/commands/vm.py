@@ -223,7 +223,9 @@ def _turn(
     """Milliseconds, and the bytes of a checkpoint; the VM that runs afterwards."""
     letter = chr(ord('a') + number % 26)
     vm.run(
-        f"head -c {side.case.dirty}M /dev/zero | tr '\\0' {letter} > /tmp/fill", _COMMAND_SECONDS
+        'mount -o remount,size=100% /tmp; '
+        f"head -c {side.case.dirty}M /dev/zero | tr '\\0' {letter} > /tmp/fill",
+        _COMMAND_SECONDS,
     )
     before = side.bytes()
     found = side.checkpoint(vm)
