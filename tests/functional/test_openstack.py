@@ -140,6 +140,7 @@ class OpenStackTest(Case):
         server = servers.Server.create(api, 'disk', 'stock-disk', image)
         self._wait_boot(server, 3, root)
         server.create_image('disk-snapshot')  # while it runs
+        server.wait_status('ACTIVE')  # Nova's task ends behind Glance's
         server.act('reboot', {'type': 'HARD'})
         self._wait_boot(server, 4, root)
         server.delete()
