@@ -200,26 +200,37 @@ static unsigned trim_owned(struct pcow_image *image, uint64_t slab, keep_prepare
     return pages;
 }
 
-uint64_t reclaim_prepared(struct pcow_image *image, keep_prepared_fn *keep, void *opaque)
+uint64_t reclaim_prepared(struct pcow_image *image)
 {
     uint64_t pages = 0;
 
     for (uint64_t p = 1; p < image_slab_count(image); p++)
-        pages += trim_owned(image, p, keep, opaque);
+        pages += trim_owned(image, p, NULL, NULL);
     return pages;
 }
 
-bool reclaim_frozen(struct pcow_image *image, uint64_t *next)
+static bool trim_next(struct pcow_image *image, uint64_t *next, bool frozen, keep_prepared_fn *keep,
+                      void *opaque)
 {
     for (unsigned looked_at = 0; looked_at < MAX_LOOKED_AT && *next < image_slab_count(image);
          looked_at++) {
         uint64_t slab = (*next)++;
 
-        if (slab_peek(image, slab).layer != image_active(image)
-            && trim_owned(image, slab, NULL, NULL) > 0)
+        if ((!frozen || slab_peek(image, slab).layer != image_active(image))
+            && trim_owned(image, slab, keep, opaque) > 0)
             break;
     }
     return *next < image_slab_count(image);
+}
+
+bool reclaim_frozen(struct pcow_image *image, uint64_t *next)
+{
+    return trim_next(image, next, true, NULL, NULL);
+}
+
+bool reclaim_unused(struct pcow_image *image, uint64_t *next, keep_prepared_fn *keep, void *opaque)
+{
+    return trim_next(image, next, false, keep, opaque);
 }
 
 bool reclaim_for_space(struct pcow_image *image)
@@ -229,7 +240,7 @@ bool reclaim_for_space(struct pcow_image *image)
     if (!image->ready)
         return found;
     found |= prepared_drop(image, 0) > 0;
-    return reclaim_prepared(image, NULL, NULL) > 0 || found;
+    return reclaim_prepared(image) > 0 || found;
 }
 
 void reclaim_all(struct pcow_image *image)

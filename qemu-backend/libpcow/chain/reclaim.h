@@ -17,18 +17,20 @@ bool reclaim(struct pcow_image *image, unsigned limit);
  * never a slab that somebody has taken since. No claim is held.
  */
 int reclaim_release(struct pcow_image *image, slab_condition *condition, const void *opaque);
-/* Asked under the claim: is what is prepared in this slab soon used? */
-typedef bool keep_prepared_fn(void *opaque, uint64_t guest_slab, uint64_t slab);
 /*
- * Give back what is prepared in slabs that have an owner, and is not used, but for what keep (may
- * be NULL) wants kept. Returns pages. No claim is held. Async-signal-safe if keep is.
+ * Give back what is prepared in slabs that have an owner, and is not used. Returns pages. No claim
+ * is held. Async-signal-safe.
  */
-uint64_t reclaim_prepared(struct pcow_image *image, keep_prepared_fn *keep, void *opaque);
+uint64_t reclaim_prepared(struct pcow_image *image);
 /*
  * The same for slabs of layers that are frozen, from *next on and up to the first that had any; a
  * few thousand are looked at. True if it was not the last slab.
  */
 bool reclaim_frozen(struct pcow_image *image, uint64_t *next);
+/* Asked under the claim: is what is prepared in this slab soon used? */
+typedef bool keep_prepared_fn(void *opaque, uint64_t guest_slab, uint64_t slab);
+/* In such steps, for those of all layers that keep does not want kept. */
+bool reclaim_unused(struct pcow_image *image, uint64_t *next, keep_prepared_fn *keep, void *opaque);
 /*
  * The pool is full: give back all of that, and the slabs that are ready. True if there was
  * something, so that a second try makes sense. No claim is held. Async-signal-safe.

@@ -56,11 +56,12 @@ struct ahead {
     bool froze;
     uint64_t frozen_next;              /* the next slab to look at for that */
     /*
-     * slabs with prepared pages that were handed out since the last trim, those that it has left as
-     * they were in use, and when it was
+     * slabs with prepared pages that were handed out since the last trim began, those that it has
+     * left as they were in use, and when it ended
      */
     unsigned opened, kept;
     uint64_t trimmed_ns;
+    uint64_t trim_next;                /* the next slab that it looks at; 0: it is not under way */
     uint64_t prepared, completed;      /* statistics: slabs prepared, slabs copied whole */
 };
 
@@ -94,13 +95,14 @@ static inline bool ahead_is_stopping(const struct ahead *ahead)
     return __atomic_load_n(&ahead->stop, __ATOMIC_ACQUIRE);
 }
 
-/* ---- ahead_queue.c, ahead_back.c: jobs of the thread; true if there may be more to do ---------- */
+/* ---- ahead_queue.c, ahead_back.c: jobs of the thread; true if there may be more to do -------- */
 
 /* The next guest slab that waits. */
 bool ahead_serve_queue(struct pcow_map *map);
 /*
- * Much was handed out, or some time ago: take it back from slabs that are not in use any more. A
- * guest that is never quite idle, and a fork that stores little, would hold 2 MiB for each page.
+ * Much was handed out, or some time ago: take it back from slabs that are not in use any more, one
+ * at a time. A guest that is never quite idle, and a fork that stores little, would hold 2 MiB for
+ * each page.
  */
 bool ahead_limit_opened(struct pcow_map *map);
 bool ahead_give_back_remains(struct pcow_map *map);

@@ -12,39 +12,46 @@
 /* In which a guest comes back to a slab that it uses. */
 #define TRIM_NS 5000000000u
 
-struct look {
-    const struct pcow_map *map;
-    unsigned kept;
-};
-
 /* Was the guest here since the last look? */
 static bool was_used(void *opaque, uint64_t guest_slab, uint64_t slab)
 {
-    struct look *look = opaque;
-    struct slab_map *found = &look->map->slabs[guest_slab];
+    struct pcow_map *map = opaque;
+    struct slab_map *found = &map->slabs[guest_slab];
 
-    if (!found->recent || look->map->image->slabs[slab].layer != image_active(look->map->image))
+    if (!found->recent || map->image->slabs[slab].layer != image_active(map->image))
         return false;
     found->recent = 0;
-    look->kept++;
+    map->ahead.kept++;
     return true;
+}
+
+static void forget_opened(struct ahead *ahead)
+{
+    ahead->opened = ahead->kept = 0;
+    ahead->trim_next = 0;
 }
 
 bool ahead_limit_opened(struct pcow_map *map)
 {
-    struct look look = {map, 0};
     struct ahead *ahead = &map->ahead;
 
-    if (ahead->opened + ahead->kept == 0
-        || (ahead->opened < MAX_OPENED && lead_now_ns() - ahead->trimmed_ns < TRIM_NS))
-        return false;
-    ahead->opened = 0;
+    if (ahead->trim_next == 0) {
+        if (ahead->opened + ahead->kept == 0
+            || (ahead->opened < MAX_OPENED && lead_now_ns() - ahead->trimmed_ns < TRIM_NS))
+            return false;
+        forget_opened(ahead);
+        ahead->trim_next = 1;
+    }
     turnstile_take(map);
-    reclaim_prepared(map->image, was_used, &look);
+    if (!reclaim_unused(map->image, &ahead->trim_next, was_used, map))
+        ahead->trim_next = 0;
     turnstile_release(map);
-    ahead->kept = look.kept;
+    if (ahead->trim_next)
+        return true;
     ahead->trimmed_ns = lead_now_ns();
-    return true;
+    /* What the file system was told must be certain before a slab is used again: not in a trap. */
+    file_settle(&map->image->file);
+    return false;
 }
 
 /* Nothing happened for a while: keep nothing that others could use. */
@@ -55,9 +62,9 @@ void ahead_give_back(struct pcow_map *map)
     lead_give_back(ahead);
     prepared_drop(map->image, ahead->lead_min);
     turnstile_take(map);
-    reclaim_prepared(map->image, NULL, NULL);
+    reclaim_prepared(map->image);
     turnstile_release(map);
-    ahead->opened = 0;
+    forget_opened(ahead);
     ahead->holding = !windows_empty(map);
 }
 
@@ -76,7 +83,6 @@ bool ahead_give_back_remains(struct pcow_map *map)
     turnstile_release(map);
     if (remains_are_due(image))
         return true;
-    /* What the file system was told must be certain before a slab is used again: not in a trap. */
     file_settle(&image->file);
     return false;
 }
@@ -93,7 +99,7 @@ bool ahead_give_back_frozen(struct pcow_map *map)
         ahead->frozen_next = 1;
         ahead->takers_since_ns = 0;
         /* What was handed out before is dealt with here. */
-        ahead->opened = 0;
+        forget_opened(ahead);
     }
     if (ahead->frozen_next == 0)
         return false;
