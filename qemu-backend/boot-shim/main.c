@@ -76,7 +76,7 @@ static void read_own_options(struct shim *shim)
     while ((word = strsep(&rest, " ")) && strcmp(word, "--") != 0)
         if (strncmp(word, "console=", 8) == 0 && count < WORDS_MAX)
             shim->console[count++] = word;
-    /* Not as this program's arguments: among those are words that the shim's kernel does not know. */
+    /* Not as this program's arguments: some of those are words that the shim's kernel knows not. */
     if (*options_behind(shim->own))
         shim->more[0] = options_behind(shim->own);
 }

@@ -64,6 +64,25 @@ class CheckpointTestCase(test_qemu_backend.QemuTestCase):
     def start(self, *more: str) -> Vm:
         return start(self.directory, self.ram, self.image, *more)
 
+    def make(self, path: Path, base: Path, name: str) -> None:
+        """A new image on a snapshot of another one."""
+        vm_state.run('pcow-img', 'create', '-q', '-b', base, '-o', f'base_snapshot={name}', path)
+
+    def of(self, image: Path, number: int) -> Path:
+        """The image of a child; it lies beside what it stands on."""
+        return self.directory / f'child{number}-{image.name}'
+
+    def fork(self, name: str, number: int, *more: str) -> Vm:
+        """A child of checkpoint ``name``, which has not begun to run."""
+        for image in (self.image, self.ram):
+            self.make(self.of(image, number), image, name)
+        return self.child(number, *more)
+
+    def child(self, number: int, *more: str) -> Vm:
+        sockets = self.directory / f'child{number}'
+        sockets.mkdir(exist_ok=True)
+        return start(sockets, self.of(self.ram, number), self.of(self.image, number), '-S', *more)
+
     def write(self, vm: vm_state.Vm, text: bytes) -> None:
         """To both images, which have to stay together."""
         for address in self.addresses(vm):

@@ -5,7 +5,6 @@ With libvirt and a guest: test_virsh_checkpoints.py.
 """
 
 import json
-from pathlib import Path
 import time
 
 from tests.functional import checkpoint_case
@@ -117,7 +116,8 @@ class FailureTest(checkpoint_case.CheckpointTestCase):
             vm.wait_event('DEVICE_DELETED')
             said = vm.load('one')
             self.assertIn('the VM is paused', said)
-            self.assertNotEqual('', vm.save('x'))
+            self.assertEqual(['one'], list(vm.checkpoints()))
+            self.assertIn('failed halfway', vm.save('x'))
             vm.qmp('device_add', driver='usb-tablet', id='tablet', bus='usb.0', port='1')
             self.assertEqual('', vm.load('one'))
             self.assert_reads(vm, b'one')
@@ -126,6 +126,37 @@ class FailureTest(checkpoint_case.CheckpointTestCase):
             self.assertEqual({'mem0': ['one'], 'ram0': ['one']}, vm.parts())
             vm.quit()
         self.assert_files_clean()
+
+    def test_fork_that_fails_is_tried_again(self) -> None:
+        """The child lacks a device, and gets it; nobody takes a checkpoint of the half of it."""
+        usb = ('-device', 'qemu-xhci,id=usb')
+        tablet = {'driver': 'usb-tablet', 'id': 'tablet', 'bus': 'usb.0', 'port': '1'}
+        with self.start(*usb) as vm:
+            vm.qmp('device_add', **tablet)
+            self.write(vm, b'warm')
+            self.assertEqual('', vm.save('warm'))
+            vm.quit()
+        with self.fork('warm', 1, *usb) as vm:
+            self.assertIn('the VM is paused', vm.qmp_error('pcow-checkpoint-revert'))
+            self.assertIn('failed halfway', vm.save('half'))
+            vm.qmp('device_add', **tablet)
+            vm.qmp('pcow-checkpoint-revert')
+            vm.qmp('cont')
+            self.assert_reads(vm, b'warm')
+            self.assertEqual('', vm.save('own'))
+            vm.quit()
+
+    def test_much_other_ram(self) -> None:
+        """It keeps one from being taken, and none from being seen, left and deleted."""
+        more = ('-object', 'memory-backend-ram,id=more,size=128M')
+        with self.start(*more) as vm:
+            self.write(vm, b'one')
+            self.assertEqual('', vm.save('one'))
+            vm.qmp('device_add', driver='pc-dimm', id='dimm', memdev='more')
+            self.assertIn('is no pcow image', vm.save('two'))
+            self.assertEqual(['one'], list(vm.checkpoints()))
+            self.assertEqual('', vm.delete('one'))
+            vm.quit()
 
     def test_qemu_ends_meanwhile(self) -> None:
         """SIGTERM while the checkpoint is taken: there is none, or a whole one."""
@@ -296,26 +327,6 @@ class RefusalTest(checkpoint_case.CheckpointTestCase):
 
 class ForkTest(checkpoint_case.CheckpointTestCase):
     """Another QEMU goes on from a checkpoint, on images that stand on it."""
-
-    def make(self, path: Path, base: Path, name: str) -> None:
-        vm_state.run('pcow-img', 'create', '-q', '-b', base, '-o', f'base_snapshot={name}', path)
-
-    def of(self, image: Path, number: int) -> Path:
-        """The image of a child; it lies beside what it stands on."""
-        return self.directory / f'child{number}-{image.name}'
-
-    def fork(self, name: str, number: int) -> checkpoint_case.Vm:
-        """A child of checkpoint ``name``, which has not begun to run."""
-        for image in (self.image, self.ram):
-            self.make(self.of(image, number), image, name)
-        return self.child(number)
-
-    def child(self, number: int) -> checkpoint_case.Vm:
-        sockets = self.directory / f'child{number}'
-        sockets.mkdir(exist_ok=True)
-        return checkpoint_case.start(
-            sockets, self.of(self.ram, number), self.of(self.image, number), '-S'
-        )
 
     def test_children_of_a_running_vm(self) -> None:
         with self.start() as parent:

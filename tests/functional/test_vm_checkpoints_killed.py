@@ -2,11 +2,9 @@
 """Checkpoints of a VM while QEMU is killed: all images are as before, or as after."""
 
 import collections
-import contextlib
 import os
 import random
 import subprocess
-import threading
 import time
 
 from testtools import content
@@ -59,34 +57,6 @@ class KillTest(checkpoint_case.CheckpointTestCase):
         self.assertEqual(1, len(set(value)), f'{image}: {value!r}')
         return value[0]
 
-    def put_under_load(self, vm: checkpoint_case.Vm) -> None:
-        behind = checkpoint_case.SIZE // 2
-        starts = (vm.address('nv0') + behind, vm_state.RAM + behind)
-
-        def stores() -> None:
-            # it ends with QEMU
-            with contextlib.suppress(OSError, ValueError, AssertionError):
-                while True:
-                    vm.write(
-                        random.choice(starts) + random.randrange(behind // 4096) * 4096,
-                        random.randbytes(4096),
-                    )
-
-        thread = threading.Thread(target=stores, daemon=True)
-        thread.start()
-        self.addCleanup(thread.join, 60)
-
-    def interrupt(self, vm: checkpoint_case.Vm, command: str, name: str) -> None:
-        """Kill it at some moment from before the command to after its end."""
-        killer = threading.Timer(
-            self.random.uniform(0, 6 * self.seconds[command] + 0.01), vm.process.kill
-        )
-        killer.start()
-        with contextlib.suppress(OSError, AssertionError):
-            getattr(vm, command)(name)
-        killer.join()
-        vm.process.wait()
-
     def measure(self) -> None:
         """How long each takes here and now; the first time it is more."""
         with self.start() as vm:
@@ -134,8 +104,12 @@ class KillTest(checkpoint_case.CheckpointTestCase):
                     possible.add(self.values[name])
                 else:
                     after.remove(name)
-                self.put_under_load(vm)
-                self.interrupt(vm, command, name)
+                behind = checkpoint_case.SIZE // 2
+                starts = (vm.address('nv0') + behind, vm_state.RAM + behind)
+                # from before the command to after its end
+                moment = self.random.uniform(0, 6 * self.seconds[command] + 0.01)
+                with vm_state.under_load(vm, starts, behind):
+                    vm_state.interrupt(vm, command, name, moment)
             self.marks += any(name.startswith('.') for name in vm_state.image_names(self.ram))
             for path in (self.image, self.ram):
                 done_check = subprocess.run(

@@ -2,12 +2,10 @@
 """savevm, loadvm and delvm of a VM with a pcow image while QEMU is killed."""
 
 import collections
-import contextlib
 import os
 import random
 import re
 import subprocess
-import threading
 import time
 
 from testtools import content
@@ -54,22 +52,6 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
         vm.write(vm_state.RAM, bytes([self.now]))
         vm.write_disk(self.now)
 
-    def put_under_load(self, vm: vm_state.Vm) -> None:
-        address = vm.address('nv0') + vm_snapshot_case.SIZE // 2
-
-        def stores() -> None:
-            # it ends with QEMU
-            with contextlib.suppress(OSError, ValueError, AssertionError):
-                while True:
-                    vm.write(
-                        address + random.randrange(vm_snapshot_case.SIZE // 2 // 4096) * 4096,
-                        random.randbytes(4096),
-                    )
-
-        thread = threading.Thread(target=stores, daemon=True)
-        thread.start()
-        self.addCleanup(thread.join, 60)
-
     def present(self, vm: vm_state.Vm) -> int:
         """What the pages hold; all the same, or it is broken."""
         values = {vm.read(vm.address('nv0') + self.offset(page), 64) for page in range(self.PAGES)}
@@ -86,19 +68,6 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
                 for item in ('-c', f'read -q -P {value} {self.offset(page)} 64')
             ]
             vm_state.run('pcow-io', '-U', '-s', name, *reads, self.image)
-
-    def interrupt(self, vm: vm_state.Vm, command: str, name: str) -> None:
-        """Kill it at some moment from before the command to after its end: QEMU answers when the
-        work is done.
-        """
-        killer = threading.Timer(
-            self.random.uniform(0, 1.5 * self.seconds[command]), vm.process.kill
-        )
-        killer.start()
-        with contextlib.suppress(OSError, AssertionError):
-            getattr(vm, command)(name)
-        killer.join()
-        vm.process.wait()
 
     def measure(self) -> None:
         """How long each takes here and now."""
@@ -153,8 +122,11 @@ class KillTest(vm_snapshot_case.VmSnapshotTestCase):
                     possible.add(self.values[name])
                 else:
                     del after[name]
-                self.put_under_load(vm)
-                self.interrupt(vm, command, name)
+                behind = vm_snapshot_case.SIZE // 2
+                # from before the command to after its end
+                moment = self.random.uniform(0, 1.5 * self.seconds[command])
+                with vm_state.under_load(vm, (vm.address('nv0') + behind,), behind):
+                    vm_state.interrupt(vm, command, name, moment)
             self.marks += any(
                 name.startswith(('.incomplete-', '.loading-'))
                 for name in vm_state.image_names(self.image)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A QEMU without a guest that has a pcow NVDIMM and a qcow2 disk, the carrier of VM states."""
 
+from collections.abc import Iterator
 import contextlib
 import json
 from pathlib import Path
+import random
 import subprocess
+import threading
 import time
 from typing import Any
 
@@ -87,6 +90,40 @@ class Vm(qemu.Qemu):
 
     def trees(self) -> tuple[list[str], list[str]]:
         return sorted(self.names()), sorted(self.disk_names())
+
+
+@contextlib.contextmanager
+def under_load(vm: Vm, starts: tuple[int, ...], length: int) -> Iterator[None]:
+    """Pages of guest memory are stored to at random meanwhile, as long as QEMU lives.
+
+    :param starts: addresses of the ranges
+    :param length: of each, in bytes
+    """
+
+    def stores() -> None:
+        # it ends with QEMU
+        with contextlib.suppress(OSError, ValueError, AssertionError):
+            while True:
+                page = random.randrange(length // 4096)
+                vm.write(random.choice(starts) + page * 4096, random.randbytes(4096))
+
+    thread = threading.Thread(target=stores, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        vm.process.kill()
+        thread.join(60)
+
+
+def interrupt(vm: Vm, command: str, name: str, seconds: float) -> None:
+    """Kill it so much later than a command begins: QEMU answers when the work is done."""
+    killer = threading.Timer(seconds, vm.process.kill)
+    killer.start()
+    with contextlib.suppress(OSError, AssertionError):
+        getattr(vm, command)(name)
+    killer.join()
+    vm.process.wait()
 
 
 def image_names(path: Path) -> list[str]:

@@ -350,8 +350,9 @@ int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_se
  * leaves none. *token names what prepare has begun. Another operation on the tree that comes in
  * between forgets what is prepared (-ESTALE of freeze: begin anew), and finishes itself what is
  * frozen; finish then gives 0, or -ESTALE if it was deleted since. *id (may be NULL) is the
- * snapshot's. abandon: on an error of a step, or instead of it. No snapshot then, whatever it returns, but one that another operation has
- * finished; the guest's memory is as it stored it; and what it cannot do the next operation does.
+ * snapshot's. abandon: on an error of a step, or instead of it. No snapshot then, whatever it
+ * returns, but one that another operation has finished; the guest's memory is as it stored it; and
+ * what it cannot do the next operation does.
  */
 #define PCOW_FLUSH_FIRST 1
 int pcow_snapshot_prepare(pcow_image *image, const char *name, int64_t date_seconds,

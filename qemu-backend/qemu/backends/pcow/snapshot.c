@@ -88,7 +88,8 @@ static bool may_go_on(const Creation *creation, Error **errp)
     return found;
 }
 
-static bool told(int ret, const struct pcow_error *error, Error **errp)
+bool hostmem_pcow_propagate(int ret, const struct pcow_error *error,
+                            Error **errp)
 {
     if (ret < 0) {
         error_setg(errp, "%s", error->message);
@@ -109,7 +110,7 @@ static bool coroutine_fn prepare(Creation *creation, Error **errp)
                                     creation->date_us / 1000000,
                                     creation->date_us % 1000000 * 1000,
                                     &creation->token, &error);
-        if (!told(ret, &error, errp)) {
+        if (!hostmem_pcow_propagate(ret, &error, errp)) {
             return false;
         }
     } while (ret == PCOW_FLUSH_FIRST &&
@@ -123,24 +124,23 @@ static bool freeze(const Creation *creation, Error **errp)
     struct pcow_error error;
 
     return may_go_on(creation, errp) &&
-           told(pcow_snapshot_freeze(creation->pcow->image, creation->token,
-                                     &error), &error, errp);
+           hostmem_pcow_propagate(pcow_snapshot_freeze(creation->pcow->image,
+                                                  creation->token, &error),
+                             &error, errp);
 }
 
-/* What the guest has not flushed is part of it, too. */
-static bool coroutine_fn finish(const Creation *creation, Error **errp)
+bool coroutine_fn hostmem_pcow_co_finish_snapshot(HostMemPcow *pcow,
+                                                  uint64_t token, Error **errp)
 {
     struct pcow_error error;
     int ret;
 
     do {
-        ret = pcow_snapshot_finish(creation->pcow->image, creation->token,
-                                   NULL, &error);
-        if (!told(ret, &error, errp)) {
+        ret = pcow_snapshot_finish(pcow->image, token, NULL, &error);
+        if (!hostmem_pcow_propagate(ret, &error, errp)) {
             return false;
         }
-    } while (ret == PCOW_FLUSH_FIRST &&
-             hostmem_pcow_co_flush(creation->pcow, errp) == 0);
+    } while (ret == PCOW_FLUSH_FIRST && hostmem_pcow_co_flush(pcow, errp) == 0);
     return ret == 0;
 }
 
@@ -154,7 +154,8 @@ static bool coroutine_fn create(Creation *creation, uint32_t limit,
     }
     ok = freeze(creation, errp);
     *pause = hostmem_pcow_release_guest();
-    return ok && finish(creation, errp);
+    return ok && hostmem_pcow_co_finish_snapshot(creation->pcow,
+                                                 creation->token, errp);
 }
 
 PcowSnapshotCreated *coroutine_fn

@@ -403,6 +403,16 @@ HostMemPcow *hostmem_pcow_by_id(const char *id, Error **errp);
 
 /* ---- backends/pcow/snapshot.c ---- */
 
+/* Of a call of libpcow: false if it has failed, with its words in @errp. */
+bool hostmem_pcow_propagate(int ret, const struct pcow_error *error,
+                            Error **errp);
+
+/*
+ * The last step of a snapshot that is frozen, while the guest runs: what it has
+ * not flushed is part of it, too.
+ */
+bool coroutine_fn hostmem_pcow_co_finish_snapshot(HostMemPcow *pcow,
+                                                  uint64_t token, Error **errp);
 /*
  * Revert the image, without a @name to what it stands on, and forget what was
  * derived from its contents.
@@ -597,6 +607,11 @@ bool hostmem_pcow_check_plug(HostMemPcow *pcow, Error **errp);
 bool hostmem_pcow_present(void);
 
 /* ---- migration/pcow/parts.c, recovery.c: see migration/pcow/checkpoint.h ---- */
+
+/* May be called for each image. */
+void checkpoint_init(void);
+/* The VM runs, with memory and devices as they are. */
+void checkpoint_note_running(void);
 
 /* Is that the name of a checkpoint of the VM that is unfinished? */
 bool hostmem_pcow_is_checkpoint_mark(const char *name);

@@ -28,7 +28,6 @@
 #include "qapi/qapi-commands-pcow.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
-#include "qemu/notify.h"
 #include "qemu/timer.h"
 #include "qemu/units.h"
 #include "migration/pcow/checkpoint.h"
@@ -41,7 +40,7 @@
 typedef struct Part {
     HostMemPcow *pcow;
     uint64_t token;             /* 0: nothing has begun */
-    bool made;                  /* it is a snapshot, with the name of the mark */
+    bool made;                  /* a snapshot, with the name of the mark */
 } Part;
 
 typedef struct Taking {
@@ -56,17 +55,7 @@ typedef struct Taking {
     uint64_t pause;             /* ns */
     uint8_t *encoded;           /* manifest and state, */
     uint64_t size;              /* so many bytes */
-    Notifier shutdown;
-    bool ends;                  /* QEMU does, or the guest has powered off */
 } Taking;
-
-static bool told(int ret, const struct pcow_error *error, Error **errp)
-{
-    if (ret < 0) {
-        error_setg(errp, "%s", error->message);
-    }
-    return ret >= 0;
-}
 
 /* What polls, or looks at the disks, may not be done in a coroutine. */
 typedef bool MainLoopFn(Taking *taking, Error **errp);
@@ -97,26 +86,6 @@ static bool coroutine_fn co_call(MainLoopFn *fn, Taking *taking, Error **errp)
     return call.ok;
 }
 
-/*
- * After this QEMU takes itself apart, the state of migrations with it, while
- * it lets this go on.
- */
-static void note_shutdown(Notifier *notifier, void *data)
-{
-    container_of(notifier, Taking, shutdown)->ends = true;
-}
-
-/* Any time; others may have done something since the last one. */
-static bool may_go_on(Taking *taking, Error **errp)
-{
-    if (taking->ends || runstate_check(RUN_STATE_SHUTDOWN)) {
-        error_setg(errp, "the VM has been shut down: there is nothing to take "
-                   "a checkpoint of");
-        return false;
-    }
-    return checkpoint_may_begin(errp);
-}
-
 static bool add_part(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     Taking *taking = opaque;
@@ -139,7 +108,7 @@ static bool coroutine_fn prepare(Taking *taking, Part *part, Error **errp)
         ret = pcow_snapshot_prepare(part->pcow->image, taking->mark,
                                     taking->seconds, taking->nanoseconds,
                                     &part->token, &error);
-        if (!told(ret, &error, errp)) {
+        if (!hostmem_pcow_propagate(ret, &error, errp)) {
             return false;
         }
     } while (ret == PCOW_FLUSH_FIRST &&
@@ -164,6 +133,7 @@ static bool freeze_all(Taking *taking, Error **errp)
     struct pcow_error error;
     struct pcow_info info;
     bool ok = true;
+    int ret;
 
     if (!hostmem_pcow_hold_guest(errp)) {
         return false;
@@ -174,8 +144,8 @@ static bool freeze_all(Taking *taking, Error **errp)
         /* The layer that stores go to is what becomes the snapshot */
         pcow_get_info(part->pcow->image, &info);
         part->pcow->snapshot_id = info.active_layer;
-        ok = told(pcow_snapshot_freeze(part->pcow->image, part->token, &error),
-                  &error, errp);
+        ret = pcow_snapshot_freeze(part->pcow->image, part->token, &error);
+        ok = hostmem_pcow_propagate(ret, &error, errp);
     }
     hostmem_pcow_release_guest();
     return ok;
@@ -203,7 +173,13 @@ static bool serialise(Checkpoint *checkpoint, Error **errp)
 /* Nothing that was asked before has been plugged or begun meanwhile. */
 static bool may_create(Taking *taking, Error **errp)
 {
-    return may_go_on(taking, errp) && !migration_is_blocked(errp) &&
+    if (runstate_check(RUN_STATE_SHUTDOWN)) {
+        error_setg(errp, "the guest has powered off: there is nothing to take "
+                   "a checkpoint of");
+        return false;
+    }
+    return checkpoint_may_begin(errp) && checkpoint_is_whole(errp) &&
+           !migration_is_blocked(errp) && checkpoint_check_ram(errp) &&
            checkpoint_check_capabilities(errp) &&
            hostmem_pcow_check_no_disks(errp);
 }
@@ -269,27 +245,14 @@ static bool take(Taking *taking, Error **errp)
 
 /* ---- it runs again ------------------------------------------------------- */
 
-static bool coroutine_fn finish(Part *part, Error **errp)
-{
-    struct pcow_error error;
-    int ret;
-
-    do {
-        ret = pcow_snapshot_finish(part->pcow->image, part->token, NULL,
-                                   &error);
-        if (!told(ret, &error, errp)) {
-            return false;
-        }
-    } while (ret == PCOW_FLUSH_FIRST &&
-             hostmem_pcow_co_flush(part->pcow, errp) == 0);
-    part->made = ret == 0;
-    return part->made;
-}
-
 static bool coroutine_fn finish_all(Taking *taking, Error **errp)
 {
     for (guint i = 0; i < taking->parts->len; i++) {
-        if (!finish(&g_array_index(taking->parts, Part, i), errp)) {
+        Part *part = &g_array_index(taking->parts, Part, i);
+
+        part->made = hostmem_pcow_co_finish_snapshot(part->pcow, part->token,
+                                                     errp);
+        if (!part->made) {
             return false;
         }
     }
@@ -315,13 +278,16 @@ static bool coroutine_fn write_state(Taking *taking, Error **errp)
         return false;
     }
     for (uint64_t at = 0; at < taking->size; at += PIECE) {
-        if (!told(pcow_snapshot_write_state(taking->home->image, taking->mark,
+        int ret = pcow_snapshot_write_state(taking->home->image, taking->mark,
                                             at, taking->encoded + at,
                                             MIN(PIECE, taking->size - at),
-                                            &error), &error, errp)) {
+                                            &error);
+
+        if (!hostmem_pcow_propagate(ret, &error, errp)) {
             return false;
         }
-        aio_co_reschedule_self(qemu_get_aio_context());
+        aio_co_schedule(qemu_get_aio_context(), qemu_coroutine_self());
+        qemu_coroutine_yield();
     }
     return true;
 }
@@ -329,14 +295,16 @@ static bool coroutine_fn write_state(Taking *taking, Error **errp)
 static bool coroutine_fn commit(Taking *taking, Error **errp)
 {
     struct pcow_error error;
+    int ret;
 
     /* The second one is so that the commit has little to wait for */
-    return write_state(taking, errp) &&
-           hostmem_pcow_all_flushed_ahead(errp) &&
-           hostmem_pcow_co_flush(taking->home, errp) == 0 &&
-           told(pcow_snapshot_set_state_size(taking->home->image, taking->mark,
-                                             taking->size, &error),
-                &error, errp);
+    if (!write_state(taking, errp) || !hostmem_pcow_all_flushed_ahead(errp) ||
+        hostmem_pcow_co_flush(taking->home, errp) < 0) {
+        return false;
+    }
+    ret = pcow_snapshot_set_state_size(taking->home->image, taking->mark,
+                                       taking->size, &error);
+    return hostmem_pcow_propagate(ret, &error, errp);
 }
 
 /* What fails here the next operation does, or the next start. */
@@ -356,7 +324,10 @@ static void give_names(Taking *taking)
     }
 }
 
-/* The home first: after an error behind the commit it may count already. */
+/*
+ * The home first: after an error behind the commit it may count already, and
+ * what is left then is for recovery.
+ */
 static void take_back(Taking *taking)
 {
     struct pcow_error error;
@@ -366,9 +337,15 @@ static void take_back(Taking *taking)
 
         if (!part->made) {
             pcow_snapshot_abandon(part->pcow->image, part->token, NULL);
-        } else if (pcow_snapshot_delete(part->pcow->image, taking->mark, NULL,
-                                        &error) < 0) {
-            warn_report("%s", error.message);
+            continue;
+        }
+        if (pcow_snapshot_delete(part->pcow->image, taking->mark, NULL,
+                                 &error) == 0) {
+            continue;
+        }
+        warn_report("%s", error.message);
+        if (part->pcow == taking->home) {
+            return;             /* it may count: all of it or nothing goes */
         }
     }
 }
@@ -379,7 +356,7 @@ static PcowCheckpointCreated *coroutine_fn create(Taking *taking, Error **errp)
     PcowCheckpointCreated *result;
 
     hostmem_pcow_co_all_flush_ahead();
-    if (!may_go_on(taking, errp) || !hostmem_pcow_all_flushed_ahead(errp) ||
+    if (!checkpoint_may_begin(errp) || !hostmem_pcow_all_flushed_ahead(errp) ||
         !prepare_all(taking, errp) || !co_call(take, taking, errp) ||
         !finish_all(taking, errp) || !commit(taking, errp)) {
         take_back(taking);
@@ -409,7 +386,6 @@ qmp_pcow_checkpoint_create(const char *name, Error **errp)
         .name = name,
         .seconds = now / G_USEC_PER_SEC,
         .nanoseconds = now % G_USEC_PER_SEC * 1000,
-        .shutdown.notify = note_shutdown,
     };
     PcowCheckpointCreated *result = NULL;
     Part last = { .pcow = taking.home };
@@ -417,7 +393,6 @@ qmp_pcow_checkpoint_create(const char *name, Error **errp)
     if (!taking.home) {
         return NULL;
     }
-    qemu_register_shutdown_notifier(&taking.shutdown);
     if (co_call(begin, &taking, errp)) {
         taking.mark = checkpoint_mark_name(CHECKPOINT_TAKING, taking.home,
                                            taking.seconds, taking.nanoseconds);
@@ -440,6 +415,5 @@ qmp_pcow_checkpoint_create(const char *name, Error **errp)
         g_free(taking.encoded);
         g_free(taking.mark);
     }
-    notifier_remove(&taking.shutdown);
     return result;
 }

@@ -71,11 +71,10 @@ bool checkpoint_check_images(const Checkpoint *checkpoint, bool forking,
 
 /* ---- migration/pcow/parts.c ---- */
 
-/*
- * The image that is the guest's RAM.  Fails if that is none, or not all of the
- * guest's RAM is one.
- */
+/* The image that is the guest's RAM; fails if that is none. */
 HostMemPcow *checkpoint_home(Error **errp);
+/* Fails if much of the guest's RAM is no image. */
+bool checkpoint_check_ram(Error **errp);
 /* The same; NULL without a word. */
 HostMemPcow *checkpoint_find_home(void);
 
@@ -96,8 +95,11 @@ bool checkpoint_find(HostMemPcow *home, const char *name,
 /* The part of an image; its id is 0 if it has none. */
 bool checkpoint_find_part(HostMemPcow *pcow, const struct pcow_snapshot *home,
                           struct pcow_snapshot *found, Error **errp);
-/* Nothing else that concerns the whole VM is under way. */
+/* Nothing else that concerns the whole VM is under way, nor its end. */
 bool checkpoint_may_begin(Error **errp);
+/* Set around what must not end halfway; until it has, or the VM runs. */
+void checkpoint_set_half_loaded(bool is_half_loaded);
+bool checkpoint_is_whole(Error **errp);
 /* No capability is on that is about another way to send RAM. */
 bool checkpoint_check_capabilities(Error **errp);
 

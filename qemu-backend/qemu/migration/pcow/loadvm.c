@@ -40,6 +40,9 @@ static void vm_state_changed(void *opaque, bool running, RunState state)
 {
     Error *err = NULL;
 
+    if (running) {
+        checkpoint_note_running();
+    }
     if (running && !hostmem_pcow_foreach(end_load, NULL, &err)) {
         /* cont has been refused before; this is for gdb, for one */
         error_reportf_err(err, "the VM is paused again, as the load of a "
@@ -65,6 +68,7 @@ static void machine_ready(Notifier *notifier, void *data)
 void hostmem_pcow_loadvm_register(HostMemPcow *pcow)
 {
     hostmem_pcow_note_foreign_marks(pcow);
+    checkpoint_init();
     pcow->machine_ready.notify = machine_ready;
     qemu_add_machine_init_done_notifier(&pcow->machine_ready);
     pcow->state_changed = qemu_add_vm_change_state_handler(vm_state_changed,

@@ -8,6 +8,7 @@
 #include "qapi/qapi-types-migration.h"
 #include "migration/options.h"
 #include "qapi/error.h"
+#include "qemu/notify.h"
 #include "qemu/units.h"
 #include "qemu/uuid.h"
 #include "migration/pcow/checkpoint.h"
@@ -15,7 +16,7 @@
 #include "system/pcow-compat.h"
 #include "system/runstate.h"
 
-/* Of RAM that is no image, as video memory: it is copied while the VM stands. */
+/* Of RAM that is no image, as video memory: it is copied in the pause. */
 #define MOST_OTHER_RAM (64 * MiB)
 
 static HostMemPcow *as_pcow(HostMemoryBackend *backend)
@@ -59,22 +60,27 @@ static bool add_up(RAMBlock *block, uint64_t *other, Error **errp)
 HostMemPcow *checkpoint_home(Error **errp)
 {
     HostMemPcow *home = checkpoint_find_home();
-    uint64_t other = 0;
-    RAMBlock *block;
 
     if (!home) {
         error_setg(errp, "the RAM of the VM is no pcow image that it may write "
                    "to, so there are no checkpoints of the VM: give it one "
                    "(-machine memory-backend=ID, pcowctl domain-xml --ram)");
-        return NULL;
     }
+    return home;
+}
+
+bool checkpoint_check_ram(Error **errp)
+{
+    uint64_t other = 0;
+    RAMBlock *block;
+
     RCU_READ_LOCK_GUARD();
     RAMBLOCK_FOREACH(block) {
         if (!add_up(block, &other, errp)) {
-            return NULL;
+            return false;
         }
     }
-    return home;
+    return true;
 }
 
 /* ---- names --------------------------------------------------------------- */
@@ -165,8 +171,56 @@ bool checkpoint_find_part(HostMemPcow *pcow, const struct pcow_snapshot *home,
     return true;
 }
 
+/* ---- what is under way --------------------------------------------------- */
+
+/*
+ * QEMU takes itself apart, the state of migrations with it, while it lets a
+ * coroutine go on; or the guest has powered off.
+ */
+static bool ends;
+/* A revert has failed between reset and load. */
+static bool half_loaded;
+
+static void note_shutdown(Notifier *notifier, void *data)
+{
+    ends = true;
+}
+
+void checkpoint_init(void)
+{
+    static Notifier shutdown = { .notify = note_shutdown };
+
+    if (!shutdown.node.le_prev) {
+        qemu_register_shutdown_notifier(&shutdown);
+    }
+}
+
+void checkpoint_note_running(void)
+{
+    ends = half_loaded = false;
+}
+
+void checkpoint_set_half_loaded(bool is_half_loaded)
+{
+    half_loaded = is_half_loaded;
+}
+
+bool checkpoint_is_whole(Error **errp)
+{
+    if (half_loaded || runstate_check(RUN_STATE_RESTORE_VM)) {
+        error_setg(errp, "a revert of the VM has failed halfway: repeat it, or "
+                   "let the VM go on as it is (cont, virsh resume)");
+        return false;
+    }
+    return true;
+}
+
 bool checkpoint_may_begin(Error **errp)
 {
+    if (ends) {
+        error_setg(errp, "the VM has been shut down");
+        return false;
+    }
     if (!hostmem_pcow_check_settled(errp)) {
         return false;
     }

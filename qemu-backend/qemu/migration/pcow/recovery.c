@@ -25,14 +25,6 @@ void checkpoint_end(void)
     under_way = false;
 }
 
-static bool told(int ret, const struct pcow_error *error, Error **errp)
-{
-    if (ret < 0) {
-        error_setg(errp, "%s", error->message);
-    }
-    return ret >= 0;
-}
-
 /* ---- the parts of one ---------------------------------------------------- */
 
 typedef struct PartArgs {
@@ -74,9 +66,9 @@ static bool check_delete(HostMemPcow *pcow, const struct pcow_snapshot *part,
                          PartArgs *args, Error **errp)
 {
     struct pcow_error error;
+    int ret = pcow_snapshot_check_delete(pcow->image, part->name, &error);
 
-    return told(pcow_snapshot_check_delete(pcow->image, part->name, &error),
-                &error, errp);
+    return hostmem_pcow_propagate(ret, &error, errp);
 }
 
 static bool delete_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
@@ -84,9 +76,9 @@ static bool delete_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
 {
     struct pcow_error error;
     uint64_t freed = 0;
+    int ret = pcow_snapshot_delete(pcow->image, part->name, &freed, &error);
 
-    if (!told(pcow_snapshot_delete(pcow->image, part->name, &freed, &error),
-              &error, errp)) {
+    if (!hostmem_pcow_propagate(ret, &error, errp)) {
         return false;
     }
     args->freed += freed;
@@ -95,9 +87,18 @@ static bool delete_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
 
 static bool delete_all(PartArgs *args, Error **errp)
 {
-    /* That of the home is what the others are found by: it goes last */
-    return foreach_part(delete_part, args, errp) &&
-           delete_part(args->home, args->of, args, errp);
+    struct pcow_snapshot last;
+
+    /*
+     * That of the home is what the others are found by: it goes last, by
+     * whatever name it has by now
+     */
+    if (!foreach_part(delete_part, args, errp) ||
+        !hostmem_pcow_find_snapshot(args->home->image, NULL, args->of->id,
+                                    &last, errp)) {
+        return false;
+    }
+    return !last.id || delete_part(args->home, &last, args, errp);
 }
 
 static bool rename_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
@@ -105,9 +106,13 @@ static bool rename_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
 {
     struct pcow_error error;
 
-    return !strcmp(part->name, args->name) ||
-           told(pcow_snapshot_rename(pcow->image, part->name, args->name,
-                                     &error), &error, errp);
+    int ret = 0;
+
+    if (strcmp(part->name, args->name)) {
+        ret = pcow_snapshot_rename(pcow->image, part->name, args->name,
+                                   &error);
+    }
+    return hostmem_pcow_propagate(ret, &error, errp);
 }
 
 /* ---- deletion ------------------------------------------------------------ */
@@ -139,11 +144,8 @@ PcowCheckpointDeleted *qmp_pcow_checkpoint_delete(const char *name,
                                 snapshot.date_nanoseconds);
     ret = pcow_snapshot_rename(home->image, name, mark, &error);
     /* Without space for the mark it goes without, as this gives space */
-    if (ret != -ENOSPC && !told(ret, &error, errp)) {
+    if (ret != -ENOSPC && !hostmem_pcow_propagate(ret, &error, errp)) {
         return NULL;
-    }
-    if (ret == 0) {
-        pstrcpy(snapshot.name, sizeof(snapshot.name), mark);
     }
     if (!delete_all(&args, errp)) {
         return NULL;
@@ -164,9 +166,23 @@ static bool add_sizes(HostMemPcow *pcow, const struct pcow_snapshot *part,
     return true;
 }
 
+/* Its name, or NULL: it is no checkpoint.  One that a revert is to keeps it. */
+static const char *name_of(const HostMemPcow *home,
+                           const struct pcow_snapshot *snapshot)
+{
+    if (!snapshot->state_size) {
+        return NULL;
+    }
+    if (home->loading_mark && !strcmp(snapshot->name, home->loading_mark)) {
+        return home->loading_name;
+    }
+    return hostmem_pcow_is_mark(snapshot->name) ? NULL : snapshot->name;
+}
+
 /* The nearest one that is a checkpoint, too. */
 static const struct pcow_snapshot *
-find_parent(const struct pcow_snapshot *list, size_t count, uint32_t id)
+find_parent(const HostMemPcow *home, const struct pcow_snapshot *list,
+            size_t count, uint32_t id)
 {
     for (size_t left = count; id && left; left--) {
         size_t i = 0;
@@ -177,7 +193,7 @@ find_parent(const struct pcow_snapshot *list, size_t count, uint32_t id)
         if (i == count) {
             return NULL;
         }
-        if (list[i].state_size) {
+        if (name_of(home, &list[i])) {
             return &list[i];
         }
         id = list[i].parent_id;
@@ -186,12 +202,13 @@ find_parent(const struct pcow_snapshot *list, size_t count, uint32_t id)
 }
 
 /* Does the VM go on from it, with no other one in between? */
-static bool is_current(const struct pcow_snapshot *list, size_t count,
+static bool is_current(const HostMemPcow *home,
+                       const struct pcow_snapshot *list, size_t count,
                        const struct pcow_snapshot *snapshot)
 {
     for (size_t i = 0; i < count; i++) {
         if (list[i].current) {
-            return find_parent(list, count, list[i].id) == snapshot;
+            return find_parent(home, list, count, list[i].id) == snapshot;
         }
     }
     return false;
@@ -205,12 +222,12 @@ static PcowCheckpointInfo *describe(HostMemPcow *home,
     PcowCheckpointInfo *info = g_new0(PcowCheckpointInfo, 1);
     PartArgs args = { .home = home, .of = snapshot, .info = info };
 
-    parent = find_parent(list, count, snapshot->parent_id);
-    info->name = g_strdup(snapshot->name);
-    info->parent = parent ? g_strdup(parent->name) : NULL;
+    parent = find_parent(home, list, count, snapshot->parent_id);
+    info->name = g_strdup(name_of(home, snapshot));
+    info->parent = parent ? g_strdup(name_of(home, parent)) : NULL;
     info->date_sec = snapshot->date_seconds;
     info->date_nsec = snapshot->date_nanoseconds;
-    info->current = is_current(list, count, snapshot);
+    info->current = is_current(home, list, count, snapshot);
     info->state_size = snapshot->state_size;
     if (!add_sizes(home, snapshot, &args, errp) ||
         !foreach_part(add_sizes, &args, errp)) {
@@ -227,16 +244,19 @@ PcowCheckpointInfoList *qmp_query_pcow_checkpoints(Error **errp)
     struct pcow_snapshot *list;
     struct pcow_error error;
     size_t count;
+    int ret;
 
-    if (!home || !told(pcow_snapshot_list(home->image, &list, &count, &error),
-                       &error, errp)) {
+    if (!home) {
+        return NULL;
+    }
+    ret = pcow_snapshot_list(home->image, &list, &count, &error);
+    if (!hostmem_pcow_propagate(ret, &error, errp)) {
         return NULL;
     }
     for (size_t i = 0; i < count; i++) {
         PcowCheckpointInfo *info;
 
-        if (!list[i].state_size ||
-            hostmem_pcow_is_checkpoint_mark(list[i].name)) {
+        if (!name_of(home, &list[i])) {
             continue;
         }
         info = describe(home, list, count, i, errp);
@@ -315,7 +335,7 @@ static bool finish(HostMemPcow *home, const struct pcow_snapshot *snapshot,
     if (mark == CHECKPOINT_MARKS) {
         return true;
     }
-    /* It says which image it is in, and when: one that says otherwise is none */
+    /* It says in which image it is, and of when: else it is none */
     name = checkpoint_mark_name(mark, home, snapshot->date_seconds,
                                 snapshot->date_nanoseconds);
     if (strcmp(name, snapshot->name)) {

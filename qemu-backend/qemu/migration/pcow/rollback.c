@@ -165,6 +165,7 @@ static bool go_back(Target *target, Error **errp)
 static bool find_parent(Target *target, Error **errp)
 {
     struct pcow_info info;
+    ERRP_GUARD();
 
     target->forking = true;
     target->image = pcow_base(target->home->image);
@@ -208,7 +209,8 @@ static bool find_target(Target *target, const char *name, Error **errp)
     } else if (!find_parent(target, errp)) {
         return false;
     }
-    target->checkpoint = checkpoint_read(target->image, &target->snapshot, errp);
+    target->checkpoint = checkpoint_read(target->image, &target->snapshot,
+                                         errp);
     return target->checkpoint &&
            checkpoint_check_images(target->checkpoint, target->forking, errp);
 }
@@ -253,6 +255,7 @@ PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
     before = runstate_get();
     vm_stop(RUN_STATE_RESTORE_VM);
     renewed = renew_generation();
+    checkpoint_set_half_loaded(true);
     if (!go_back(&target, errp)) {
         error_prepend(errp, "the VM is paused, and not at checkpoint '%s': "
                       "revert to it again: ", target.checkpoint->name);
@@ -260,6 +263,7 @@ PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
         return NULL;
     }
     checkpoint_free(target.checkpoint);
+    checkpoint_set_half_loaded(false);
     go_on(before);
     result = g_new0(PcowCheckpointReverted, 1);
     result->time = get_clock() - start;
