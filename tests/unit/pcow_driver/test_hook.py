@@ -279,9 +279,8 @@ class RamTest(base.TestCase):
         self.assertEqual(
             os.path.realpath(self.path), os.readlink(self.memory / '7-shortened-na/ram-node0')
         )
-        # a file there is not libvirt's
         (self.memory / '7-shortened-na/ram-node0').unlink()
-        (self.memory / '7-shortened-na/ram-node0').touch()
+        (self.memory / '7-shortened-na/ram-node0').mkdir()
         self.assertRaises(hook.HookError, self._link, self._xml())
 
     def test_what_a_power_cut_has_left(self) -> None:
@@ -292,10 +291,35 @@ class RamTest(base.TestCase):
             (place / 'ram-node0').symlink_to('/elsewhere.pcow')
         self._link(self._xml())
         self.assertEqual(os.path.realpath(self.path), os.readlink(own / 'ram-node0'))
-        # nor is it followed for a domain whose RAM is no image
-        hook.link_ram(self._xml(), None, str(self.conf))
-        self.assertEqual([], os.listdir(own))
-        hook.link_ram(self._xml().replace("id='7'", "id='8'"), None, str(self.conf))
+        # nor is it followed for a domain whose RAM is no image; a file is libvirt's own
+        (own / 'pc.ram').touch()
+        hook.unlink_ram(self._xml(), str(self.conf))
+        self.assertEqual(['pc.ram'], os.listdir(own))
+        hook.unlink_ram(self._xml().replace("id='7'", "id='8'"), str(self.conf))
+        self._link(self._xml().replace("<cell id='0' memory='8192'/>", ''))
+        self.assertTrue((own / 'pc.ram').is_symlink())
+
+    def test_links_of_who_may_write_there(self) -> None:
+        """QEMU's user owns the directory: root follows nothing in it."""
+        victim = self.directory / 'victim'
+        victim.mkdir()
+        for name in ('ram-node0', 'pc.ram', 'lib'):
+            (victim / name).symlink_to('/usr')
+        (self.memory / '7-shortened-name').symlink_to(victim)
+        self.assertRaises(hook.HookError, self._link, self._xml())
+        hook.unlink_ram(self._xml(), str(self.conf))
+        self.memory.rename(self.directory / 'elsewhere')
+        self.memory.symlink_to(self.directory / 'elsewhere')
+        self.assertRaises(hook.HookError, self._link, self._xml())
+        hook.unlink_ram(self._xml(), str(self.conf))
+        self.assertEqual(3, len(os.listdir(victim)))
+
+    def test_configuration_that_is_not_utf_8(self) -> None:
+        """No domain of the host may fail for it."""
+        self.conf.write_bytes(b'# \xe9\n' + self.conf.read_bytes())
+        (self.memory / '7-shortened-name').mkdir()
+        hook.unlink_ram(self._xml(), str(self.conf))
+        self._link(self._xml())
 
     def test_link_of_a_guest_without_numa(self) -> None:
         (self.memory / '7-shortened-name').mkdir()
