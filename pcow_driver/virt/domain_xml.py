@@ -20,7 +20,7 @@ TYPES = ('kvm', 'qemu')
 NETWORKS = ('none', 'user')
 FIRMWARES = ('bios', 'efi')
 MIN_HOTPLUG_SLOTS = 16
-_ACCEPT_VOLATILE = ('-global', 'nvdimm.pcow-volatile=on')
+ACCEPT_VOLATILE = ('-global', 'nvdimm.pcow-volatile=on')
 ET.register_namespace('qemu', libvirt_xml.QEMU_NAMESPACE)
 
 
@@ -121,7 +121,7 @@ class Domain:
         self._add_devices(domain)
         if self.volatile:
             command_line = ET.SubElement(domain, f'{{{libvirt_xml.QEMU_NAMESPACE}}}commandline')
-            for word in _ACCEPT_VOLATILE:
+            for word in ACCEPT_VOLATILE:
                 ET.SubElement(command_line, f'{{{libvirt_xml.QEMU_NAMESPACE}}}arg', value=word)
         return domain
 

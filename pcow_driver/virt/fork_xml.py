@@ -7,12 +7,26 @@ What names the machine to others is new, or is not allowed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Mapping
+import itertools
 import uuid as uuidlib
 import xml.etree.ElementTree as ET
 
 from pcow_driver.common import exception
+from pcow_driver.virt import domain_xml as domain_xml_module
 from pcow_driver.virt import libvirt_xml
+
+_QEMU = f'{{{libvirt_xml.QEMU_NAMESPACE}}}'
+# What two machines cannot both have, by where it is in <devices>.
+_SHARED = {
+    'vsock': 'a vsock',
+    'hostdev': 'a device of the host',
+    'shmem': 'shared memory',
+    "graphics/listen[@type='socket']": 'a screen on a socket',
+    "rng/backend[@model='egd']": 'a source of random numbers on a socket',
+    "tpm/backend[@type='external']": 'a TPM of another program',
+}
 
 
 def has_generation_id(domain_xml: str) -> bool:
@@ -23,17 +37,28 @@ def has_generation_id(domain_xml: str) -> bool:
     return libvirt_xml.parse(domain_xml).find('genid') is not None
 
 
-def fork(domain_xml: str, name: str, images: Mapping[str, str]) -> str:
-    """The XML of a domain ``name`` on other images.
+def check(domain_xml: str, images: Collection[str]) -> None:
+    """Before anything is made for a fork.
 
-    :param domain_xml: of the parent, as it is defined
-    :param images: path of the child's image, by that of the parent's
+    :param images: paths of those that the parent's guest stores to
     :raises DomainInvalid: it has what two machines cannot both have
     :raises XmlInvalid:
     """
     root = libvirt_xml.parse(domain_xml)
     _refuse_shared(root)
     _refuse_files(root, images)
+
+
+def fork(domain_xml: str, name: str, images: Mapping[str, str]) -> str:
+    """The XML of a domain ``name`` on other images.
+
+    :param domain_xml: of the parent, as it is defined
+    :param images: path of the child's image, by that of the parent's
+    :raises DomainInvalid: as :func:`check`
+    :raises XmlInvalid:
+    """
+    check(domain_xml, images)
+    root = libvirt_xml.parse(domain_xml)
     for tag, text in (('name', name), ('uuid', str(uuidlib.uuid4()))):
         element = root.find(tag)
         if element is None:
@@ -62,18 +87,19 @@ def _refuse_shared(root: ET.Element) -> None:
                     f'(virsh detach-interface), and give each fork one of its own'
                 ),
             )
-    for element, what in (
-        ('vsock', 'vsock'),
-        ('hostdev', 'device of the host'),
-        ('shmem', 'shared memory device'),
-    ):
-        if root.find(f'devices/{element}') is not None:
+    for path, what in _SHARED.items():
+        if root.find(f'devices/{path}') is not None:
             raise exception.DomainInvalid(
-                domain=parent, reason=f'it has a {what}, which a fork cannot have as well'
+                domain=parent, reason=f'it has {what}, which a fork cannot have as well'
+            )
+    for disk in root.iterfind('devices/disk'):
+        if disk.get('device', 'disk') == 'disk' and disk.find('readonly') is None:
+            raise exception.DomainInvalid(
+                domain=parent, reason='it has a disk that it may write to, which a fork would share'
             )
 
 
-def _refuse_files(root: ET.Element, images: Mapping[str, str]) -> None:
+def _refuse_files(root: ET.Element, images: Collection[str]) -> None:
     """What the child would store to, and its parent as well."""
     parent = root.findtext('name') or ''
     for memory in root.iterfind('devices/memory'):
@@ -89,15 +115,16 @@ def _refuse_files(root: ET.Element, images: Mapping[str, str]) -> None:
             domain=parent,
             reason='it was defined with other RAM since it was started: start it anew',
         )
-    words = [
-        element.get('value') or '' for element in root.iter(f'{{{libvirt_xml.QEMU_NAMESPACE}}}arg')
-    ]
-    if any(option != '-global' for option in words[::2]):
+    own = [element for element in root if str(element.tag).startswith(_QEMU)]
+    words = [argument.get('value') for element in own for argument in element]
+    if [element.tag for element in own] not in ([], [f'{_QEMU}commandline']) or (
+        own and tuple(words) != domain_xml_module.ACCEPT_VOLATILE
+    ):
         raise exception.DomainInvalid(
             domain=parent,
             reason=(
-                'its XML has arguments of QEMU (qemu:commandline), which may name files and '
-                'sockets that a fork cannot have as well'
+                'its XML has words for QEMU alone (qemu:commandline and the like), which may name '
+                'files and sockets that a fork cannot have as well'
             ),
         )
 
@@ -112,11 +139,14 @@ def _replace_images(root: ET.Element, images: Mapping[str, str]) -> None:
 
 def _open_consoles(root: ET.Element) -> None:
     """A file or a socket of the parent's is not the child's: each gets a terminal of its own."""
-    for device in root.findall('devices/serial') + root.findall('devices/console'):
+    consoles = [root.findall(f'devices/{kind}') for kind in ('serial', 'console', 'parallel')]
+    channels = root.findall('devices/channel')
+    files = [item for item in channels if item.get('type') not in ('unix', 'spicevmc')]
+    for device in itertools.chain(*consoles, files):
         device.set('type', 'pty')
         for tag in ('source', 'log', 'protocol'):
             for child in device.findall(tag):
                 device.remove(child)
-    for channel in root.iterfind("devices/channel[@type='unix']"):
+    for channel in channels:
         for child in channel.findall('source'):
             channel.remove(child)

@@ -55,7 +55,8 @@ def fork(
 
     One that fails leaves nothing; those before it run on.
 
-    :param name: None: one of this moment, called ``fork-`` and the first child's name; it stays
+    :param name: None: one of this moment, called ``fork-`` and the first child's name; it stays,
+        unless no child came of it
     :param children: their names
     :param insecure: also if the guest cannot learn that it was forked: parent and children then
         make the same random numbers, and the same keys
@@ -79,14 +80,24 @@ def fork(
                 'and keys as its parent: define it with <genid/>, or give --insecure'
             ),
         )
+    fork_xml.check(xml, parent.writable())
     for child in children:
         if domain.exists(connection, child):
             raise exception.DomainExists(domain=child)
-    if name is None:
-        name = f'fork-{children[0]}'
-        checkpoint.take(parent, name)
-    for child in children:
-        yield _fork(connection, parent, name, child, xml)
+    with contextlib.ExitStack() as stack:
+        if name is None:
+            name = f'fork-{children[0]}'
+            checkpoint.take(parent, name)
+            stack.callback(_take_back, parent, name)
+        for child in children:
+            made = _fork(connection, parent, name, child, xml)
+            stack.pop_all()
+            yield made
+
+
+def _take_back(parent: domain.Domain, name: str) -> None:
+    with interrupt.clearing_up():
+        checkpoint.delete(parent, name)
 
 
 def _fork(connection: Any, parent: domain.Domain, name: str, child: str, xml: str) -> model.Forked:

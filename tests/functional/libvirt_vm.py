@@ -3,6 +3,7 @@
 (guest/memory-check.c).
 """
 
+import atexit
 from collections.abc import Callable
 import contextlib
 import dataclasses
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import time
 from typing import Any
+import unittest
 import xml.etree.ElementTree as ET
 
 from pcow_driver.common import units
@@ -202,6 +204,20 @@ class Host:
                 *(done.stdout + done.stderr).rstrip().splitlines(),
             ]
         return done
+
+
+class HostTestCase(unittest.TestCase):
+    """One host for all tests of a class."""
+
+    host: Host
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.host = Host()
+        cls.addClassCleanup(cls.host.close)
+        atexit.register(cls.host.close)  # an interrupted run does not get to class cleanups
+        cls.host.start()
 
 
 def tree(snapshots: list[dict[str, Any]]) -> dict[str, str]:

@@ -3,30 +3,18 @@
 the guest itself checks its memory after each revert.
 """
 
-import atexit
 import json
 import os
 import signal
 import time
 from typing import Any
-import unittest
 
 from pcow_driver.common import exception
 from tests.functional import images
 from tests.functional import libvirt_vm
 
 
-class CheckpointTestCase(unittest.TestCase):
-    host: libvirt_vm.Host
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        cls.host = libvirt_vm.Host()
-        cls.addClassCleanup(cls.host.close)
-        atexit.register(cls.host.close)  # an interrupted run does not get to class cleanups
-        cls.host.start()
-
+class CheckpointTestCase(libvirt_vm.HostTestCase):
     def guest(self, name: str, **options: bool) -> libvirt_vm.Guest:
         guest = libvirt_vm.Guest(self.host, name, carrier=False, **options)
         self.addCleanup(guest.remove)

@@ -5,28 +5,16 @@ memory after each revert.
 PCOW_TRANSCRIPT=FILE writes what was typed and printed in the first test, for the documentation.
 """
 
-import atexit
 import os
 from pathlib import Path
 import re
-import unittest
 
 from pcow_driver.common import exception
 from tests.functional import images
 from tests.functional import libvirt_vm
 
 
-class VirshTestCase(unittest.TestCase):
-    host: libvirt_vm.Host
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        cls.host = libvirt_vm.Host()
-        cls.addClassCleanup(cls.host.close)
-        atexit.register(cls.host.close)  # an interrupted run does not get to class cleanups
-        cls.host.start()
-
+class VirshTestCase(libvirt_vm.HostTestCase):
     def guest(self, **options: object) -> libvirt_vm.Guest:
         name = self.id().rpartition('.')[2].removeprefix('test_').replace('_', '-')
         guest = libvirt_vm.Guest(self.host, name, **options)  # type: ignore[arg-type]

@@ -57,12 +57,29 @@ class ForkXmlTest(base.TestCase):
             ("<vsock model='virtio'/>", 'vsock'),
             ("<hostdev mode='subsystem' type='pci'/>", 'device of the host'),
             ("<shmem name='x'/>", 'shared memory'),
+            ("<graphics type='vnc'><listen type='socket' socket='/s'/></graphics>", 'screen'),
+            ("<rng model='virtio'><backend model='egd' type='unix'/></rng>", 'random numbers'),
+            ("<tpm model='tpm-crb'><backend type='external'/></tpm>", 'TPM'),
+            ("<disk type='file' device='disk'><source file='/d'/></disk>", 'disk'),
             ("<memory model='nvdimm'><source><path>/raw</path></source></memory>", '/raw'),
         ):
             error = self.assertRaises(exception.DomainInvalid, self.fork, more)
             self.assertIn(words, str(error))
             self.assertIn('web1', str(error))
-        self.fork("<interface type='user'/>")
+        self.fork(
+            "<interface type='user'/><graphics type='vnc' port='-1'/>"
+            "<disk type='file' device='cdrom'><source file='/c'/></disk>"
+            "<disk type='file' device='disk'><source file='/d'/><readonly/></disk>"
+        )
+
+    def test_files_that_the_guest_writes_to(self) -> None:
+        root = self.fork(
+            "<parallel type='file'><source path='/p'/></parallel>"
+            "<channel type='file'><source path='/c'/><target type='virtio'/></channel>"
+        )
+        self.assertEqual('pty', root.find('devices/parallel').get('type'))  # type: ignore[union-attr]
+        self.assertEqual(['unix', 'pty'], [c.get('type') for c in root.iterfind('devices/channel')])
+        self.assertNotIn("path='/c'", ET.tostring(root, encoding='unicode').replace('"', "'"))
 
     def test_arguments_of_qemu(self) -> None:
         line = (
@@ -71,6 +88,12 @@ class ForkXmlTest(base.TestCase):
         allowed = line.format("<q:arg value='-global'/><q:arg value='nvdimm.pcow-volatile=on'/>")
         xml = _XML.format(more='').replace('</domain>', f'{allowed}</domain>')
         fork_xml.fork(xml, 'web2', _IMAGES)
+        for more in (
+            line.format("<q:arg value='-global'/><q:arg value='isa-serial.chardev=x'/>"),
+            "<q:override xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'/>",
+        ):
+            xml = _XML.format(more='').replace('</domain>', f'{more}</domain>')
+            self.assertRaises(exception.DomainInvalid, fork_xml.fork, xml, 'web2', _IMAGES)
         other = line.format("<q:arg value='-chardev'/><q:arg value='file,id=x,path=/x'/>")
         xml = _XML.format(more='').replace('</domain>', f'{other}</domain>')
         error = self.assertRaises(exception.DomainInvalid, fork_xml.fork, xml, 'web2', _IMAGES)

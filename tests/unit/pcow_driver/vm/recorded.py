@@ -20,7 +20,7 @@ SECOND = 1795812953
 _XML = """<domain type='qemu'>{ram}<devices><memory model='nvdimm' access='shared'>
 <source><path>{directory}/vm.pcow</path></source>
 <target><size unit='KiB'>67584</size><node>0</node></target><alias name='nvdimm0'/></memory>
-</devices></domain>"""
+{more}</devices></domain>"""
 _RAM = "<metadata><ram xmlns='urn:pcow:domain' path='{directory}/vm-ram.pcow'/></metadata>"
 _PCOW_IMG = """#!/bin/sh
 for path; do :; done
@@ -68,6 +68,7 @@ class Recorded:
         self.directory = directory
         self.active, self.has_ram, self.generation_id = True, True, False
         self.domains = list[str]()
+        self.more = ''  # of its devices
         self.calls = list[Any]()
         self.replies = dict[str, Any]()
 
@@ -80,7 +81,7 @@ class Recorded:
     def XMLDesc(self, _flags: int) -> str:  # noqa: N802
         ram = _RAM.format(directory=self.directory) if self.has_ram else ''
         genid = '<genid/>' if self.generation_id else ''
-        return _XML.format(directory=self.directory, ram=f'{ram}{genid}')
+        return _XML.format(directory=self.directory, ram=f'{ram}{genid}', more=self.more)
 
     def listAllDomains(self) -> list['_Named']:  # noqa: N802
         return [_Named(name) for name in self.domains]

@@ -56,3 +56,29 @@ class RefusalTest(recorded.TestCase):
             error = self.assertRaises(exception.DomainInvalid, self.fork, name, 'web2')
             self.assertIn('--insecure', str(error))
         self.assertNotIn('pcow-checkpoint-create', [call[0] for call in self.recorded.calls])
+
+    def test_device_that_a_fork_cannot_have(self) -> None:
+        """Before a checkpoint is taken for it, too."""
+        self.recorded.generation_id, self.recorded.more = True, "<vsock model='virtio'/>"
+        for name in ('warm', None):
+            error = self.assertRaises(exception.DomainInvalid, self.fork, name, 'web2')
+            self.assertIn('vsock', str(error))
+        self.assertNotIn('pcow-checkpoint-create', [call[0] for call in self.recorded.calls])
+
+    def test_checkpoint_that_no_child_came_of(self) -> None:
+        self.recorded.generation_id = True
+        self.recorded.replies['pcow-checkpoint-create'] = {
+            'pause': 1,
+            'durable': 2,
+            'state-size': 3,
+        }
+        self.recorded.replies['pcow-checkpoint-delete'] = {'freed': 0}
+        (self.directory / 'fails').touch()
+        self.assertRaises(exception.ToolFailed, self.fork, None, 'web2')
+        self.assertEqual(
+            [
+                ('pcow-checkpoint-create', {'name': 'fork-web2'}),
+                ('pcow-checkpoint-delete', {'name': 'fork-web2'}),
+            ],
+            [call for call in self.recorded.calls if call[0].startswith('pcow-checkpoint')],
+        )
