@@ -179,13 +179,13 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
             with errors.internal():  # before it gives up anything
                 self._settle_leaving(instance)
                 storage.check_not_sent(instance.uuid)
-                storage.check_class(instance.uuid, flavor_module.of(instance))
             if rebuild_module.is_rebuilt(instance) and storage.ROOT in (
                 item.role for item in storage.find(instance.uuid)
             ):
                 # no host was found for the rebuild: the root is the old one
                 rebuild_module.put_back_image(context, instance)
-            with errors.internal():
+            with errors.internal():  # of which the new one may have been none for the flavor
+                storage.check_class(instance.uuid, flavor_module.of(instance))
                 self._emulator.path()
                 config.shim_files(instance)
             with contextlib.suppress(nova_exception.InstanceNotFound):

@@ -174,9 +174,9 @@ class Server:
         """:raises ServerRefused: Nova is in the middle of something that goes by what the images
         hold
         """
-        if (
-            reserved.SUSPENDED in {item.getName() for item in self._virtual.listAllSnapshots()}
-            and not self.domain.active()
+        if not self.domain.active() and (
+            self.domain.saved()
+            or reserved.SUSPENDED in {item.getName() for item in self._virtual.listAllSnapshots()}
         ):
             raise ServerRefused(
                 server=self.name,

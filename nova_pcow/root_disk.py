@@ -33,6 +33,10 @@ class RootDisk(disk.NbdDisk):
         self.driver_name, self.driver_format = 'qemu', 'raw'
         self.driver_cache, self.driver_io, self.driver_discard = 'writeback', None, 'unmap'
         self.source_path = None
+        # of images_type rbd, and of disks that Nova encrypts
+        self.source_name = self.auth_username = None
+        self.auth_secret_type = self.auth_secret_uuid = None
+        self.ephemeral_encryption = None
 
     def format_dom(self) -> Any:
         element = super().format_dom()

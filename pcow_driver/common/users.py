@@ -53,7 +53,12 @@ def _become(uid: int) -> None:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        raise exception.PcowError(reason=f'this host knows no user {uid}') from None
+        raise exception.PcowError(
+            reason=(
+                f'this host knows no user {uid}, whose file it is: make it known here (in a '
+                f'container, with the number that it has outside), or give the file to one that is'
+            )
+        ) from None
     os.initgroups(entry.pw_name, entry.pw_gid)
     os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
     os.setresuid(uid, uid, uid)

@@ -61,6 +61,11 @@ def _ask(request: dict[str, Any]) -> None:
             connection.connect(SOCKET)
             connection.sendall(json.dumps(request).encode() + b'\n')
             answer = _read_line(connection)
+        except PermissionError:
+            raise _failed(
+                f'{SOCKET}: user {os.geteuid()} may not connect to it: add him to the group of the '
+                f'socket (pcow), or give the image to a user who is in it'
+            ) from None
         except OSError as e:
             raise _failed(f'{SOCKET}: {e}') from None
     if answer.get('error') is not None or not answer.get('done'):

@@ -365,12 +365,12 @@ def _check_hook() -> Iterator[Finding]:
                 '/etc/pcow/pcow.conf), and restart libvirtd'
             ),
         )
-    elif _OF_RAM not in (_read(HOOK) or ''):
+        return
+    text = _read(HOOK) or ''
+    lacks = [what for word, what in _OF_THE_HOOK.items() if word not in text]
+    if lacks:
         yield Finding(
-            check,
-            ADVICE,
-            f'{HOOK} is of an earlier version',
-            f'guest RAM would be on no image (pcowctl domain-xml --ram): install {install}',
+            check, ADVICE, f'{HOOK} is of an earlier version', f'{lacks[0]}: install {install}'
         )
     else:
         yield Finding(check, OK, HOOK)
@@ -400,8 +400,11 @@ def _check_snapshots_while_off() -> Iterator[Finding]:
             yield _snapshots_while_off(pid, _qemu_img_of(pid))
 
 
-# A word that earlier versions of the hook do not have.
-_OF_RAM = 'urn:pcow:domain'
+# What earlier versions of the hook cannot do, by a word that is in later ones.
+_OF_THE_HOOK = {
+    '{urn:pcow:domain}ram': 'guest RAM would be on no image (pcowctl domain-xml --ram)',
+    'urn:pcow:domain-disks': 'no image would be served as a disk (pcowctl domain-xml --bus virtio)',
+}
 # What earlier versions of etc/libvirt/bin/qemu-img left out, by a word that is in later ones.
 _LEFT_OUT = {
     'virtio-pmem': 'that are virtio-pmem devices',

@@ -95,6 +95,7 @@ def all_images() -> Files:
     after its next start.
 
     :raises LibvirtFailed: then nobody knows
+    :raises DomainInvalid: the same, for what one of them has in its XML
     """
     found = Files()
     with connect() as connection:
@@ -102,10 +103,12 @@ def all_images() -> Files:
         for one in connection.listAllDomains():
             for flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE):
                 xml = one.XMLDesc(flags)
-                for path in libvirt_xml.images(xml):
+                try:
+                    paths = libvirt_xml.images(xml) + [item.path for item in disk_xml.disks(xml)]
+                except exception.XmlInvalid as e:
+                    raise exception.DomainInvalid(domain=one.name(), reason=str(e)) from None
+                for path in paths:
                     found.add(path)
-                for disk in disk_xml.disks(xml):
-                    found.add(disk.path)
     return found
 
 
@@ -150,6 +153,10 @@ class Domain:
     def active(self) -> bool:
         """Whether a QEMU exists for it, running or paused."""
         return bool(self._domain.isActive())
+
+    def saved(self) -> bool:
+        """Whether its next start goes on with RAM that libvirt keeps (``virsh managedsave``)."""
+        return bool(self._domain.hasManagedSaveImage(0))
 
     def images(self) -> list[Image]:
         """Its NVDIMMs and disks that are pcow images, as they are now."""
@@ -298,6 +305,14 @@ class Domain:
                 ),
             )
         if not self.active():
+            if self.saved():
+                raise exception.DomainInvalid(
+                    domain=self.name,
+                    reason=(
+                        'its RAM was saved, and would go on with what the image held then: start '
+                        'it first (virsh start), or give the RAM up (virsh managedsave-remove)'
+                    ),
+                )
             image.snapshot_revert(found.path, name)
             return
         if isinstance(found, disk_xml.Disk):

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from nova import context
+from nova import exception as nova_exception
 from nova import objects
 from nova.tests.functional.api import client
 from nova.virt.libvirt import driver as libvirt_driver
@@ -188,6 +189,20 @@ class ServerTest(base.ServersTestCase):
         self._wait_for_state_change(server, 'ACTIVE')
         self.check_is_memory(server)
         self.assertEqual(before, image.info(self.root(server)).uuid)
+
+    def test_live_migration_is_refused_on_both_hosts(self) -> None:
+        server = self.boot(self.make_flavor(root='true', bus='virtio'))
+        admin, instance = context.get_admin_context(), self.instance(server)
+        (compute,) = self.computes.values()
+        driver = compute.driver
+        for check in (
+            driver.check_can_live_migrate_source,
+            driver.check_can_live_migrate_destination,
+        ):
+            error = self.assertRaises(
+                nova_exception.MigrationPreCheckError, check, admin, instance, None
+            )
+            self.assertIn('openstack server migrate', str(error))
 
     def test_resize_to_memory(self) -> None:
         server = self.boot(self.make_flavor(root='true', bus='virtio'))

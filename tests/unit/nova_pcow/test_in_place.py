@@ -31,6 +31,7 @@ class _Domain:
 
     def __init__(self, xml: str) -> None:
         self.xml, self.snapshots, self.active = xml, list[_Name](), False
+        self.saved = False
 
     def UUIDString(self) -> str:  # noqa: N802
         return _UUID
@@ -40,6 +41,9 @@ class _Domain:
 
     def isActive(self) -> bool:  # noqa: N802
         return self.active
+
+    def hasManagedSaveImage(self, _flags: int) -> bool:  # noqa: N802
+        return self.saved
 
     def XMLDesc(self, _flags: int) -> str:  # noqa: N802
         return self.xml
@@ -163,6 +167,10 @@ class ServerTest(base.TestCase):
         self.refused("names that begin with 'nova-'", 'nova-resize')
         self.domain.snapshots.append(_Name('nova-suspended'))
         self.refused('it is suspended')
+        self.domain.snapshots.clear()
+        self.domain.saved = True  # a root that is a disk
+        self.refused('it is suspended')
+        self.domain.saved = False
         self.domain.snapshots.clear()
         image.snapshot_create(self.paths[1], 'nova-resize-7')
         self.refused('a resize waits for its end')

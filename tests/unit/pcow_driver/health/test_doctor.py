@@ -159,6 +159,11 @@ class HostTest(DoctorTestCase):
         hook.touch()
         hook.chmod(0o755)
         self.one(doctor._check_hook, ADVICE, 'an earlier version', 'domain-xml --ram')
+        text = (base.TOP / 'etc/libvirt/hooks/qemu.d/pcow').read_text()
+        hook.write_text(text.replace('urn:pcow:domain-disks', ''))
+        self.one(doctor._check_hook, ADVICE, 'an earlier version', 'domain-xml --bus virtio')
+        hook.write_text(text.replace('{urn:pcow:domain}ram', ''))
+        self.one(doctor._check_hook, ADVICE, 'an earlier version', 'domain-xml --ram')
         hook.write_bytes((base.TOP / 'etc/libvirt/hooks/qemu.d/pcow').read_bytes())
         self.one(doctor._check_hook, OK, str(hook))
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import time
+import xml.etree.ElementTree as ET
 
 import fixtures
 
@@ -23,6 +24,7 @@ from pcow_driver.pools import device
 from pcow_driver.virt import disk_server
 from pcow_driver.virt import disk_xml
 from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_xml
 from tests.unit.pcow_driver import base
 from tests.unit.pcow_driver.export import test_nbdkit_unit
 
@@ -153,6 +155,73 @@ class ServerTest(base.TestCase):
         disk_server.unserve(self.domain(UUID, path))
         self.assertEqual([], os.listdir(self.place))
         self.assertEqual(['vm.pcow'], os.listdir(pool))
+
+    def test_an_image_that_was_given_to_somebody_else(self) -> None:
+        """What the first one serves is ended as he who started it."""
+        if os.geteuid():
+            self.skipTest('root alone becomes another user')
+        for above in (self.directory, self.directory.parent):
+            above.chmod(above.stat().st_mode | stat.S_IXOTH)
+        pool = self.directory / 'pool'
+        pool.mkdir()
+        path = str(shutil.copy(self.path, pool / 'vm.pcow'))
+        xml = self.domain(UUID, path)
+        self.serve(xml)
+        place = Path(disk_xml.socket_path(UUID, 'vda')).parents[1]
+        for name in (pool, path):
+            os.chown(name, NOBODY.pw_uid, NOBODY.pw_gid)
+        disk_server.serve(xml, os.getegid())
+        self.assertEqual(NOBODY.pw_uid, place.stat().st_uid)
+        for name in (pool, path):
+            os.chown(name, 0, 0)
+        disk_server.unserve(xml)
+        self.assertEqual([], os.listdir(self.place))
+
+    def test_a_link_and_a_place_where_others_may_exchange_it(self) -> None:
+        link = self.directory / 'link.pcow'
+        link.symlink_to(self.path)
+        error = self.assertRaises(exception.PathRefused, self.serve, self.domain(UUID, str(link)))
+        self.assertIn('name the image itself', str(error))
+        if os.geteuid() == 0:
+            self.directory.chmod(0o777)
+            self.assertRaises(exception.PathRefused, self.serve, self.xml)
+
+    def test_an_image_that_was_resized(self) -> None:
+        """A guest that has it as memory later finds all of it."""
+        window = device.window(self.path)
+        image.resize(self.path, window.offset + 16 * units.MIB)
+        self.serve(self.xml)
+        self.io('write -P 7 12M 4k')
+        disk_server.unserve(self.xml)
+        self.assertEqual(16 * units.MIB, device.window(self.path).size)
+        self.assertEqual(16 * units.MIB, device._look(self.path)[1])
+
+    def test_below_an_overlay(self) -> None:
+        """Of an external snapshot: ``virsh snapshot-create --disk-only``."""
+        root = libvirt_xml.parse(self.xml)
+        (disk,) = root.findall('devices/disk')
+        base_source = disk.findall('source')[0]
+        disk.remove(base_source)
+        overlay = ET.SubElement(disk, 'source', file='/images/overlay')
+        ET.SubElement(disk, 'backingStore', type='network').append(base_source)
+        self.serve(ET.tostring(root, encoding='unicode'))
+        self.io('read -P 0 0 4k')
+        disk.remove(disk.findall('backingStore')[0])
+        xml = ET.tostring(root, encoding='unicode')
+        self.assertEqual('/images/overlay', overlay.get('file'))
+        error = self.assertRaises(exception.XmlInvalid, disk_server.serve, xml, os.getegid())
+        self.assertIn('virsh blockcommit', str(error))
+
+    def test_what_cannot_be_ended_keeps_no_other_one(self) -> None:
+        self.serve(self.xml)
+        other = self.place / f'{UUID}-vdb'
+        (other / 'export').mkdir(parents=True)
+        (other / 'kept').touch()
+        self.addCleanup(shutil.rmtree, other, ignore_errors=True)
+        error = self.assertRaises(exception.ExportFailed, disk_server.unserve, self.xml)
+        self.assertIn(str(other), str(error))
+        self.assertEqual([other.name], os.listdir(self.place))
+        shutil.rmtree(other)
 
 
 class UsersTest(base.TestCase):

@@ -32,6 +32,11 @@ class RecordedDomain:
         self.paths, self.active, self.calls = paths, active, list[Any]()
         self.reply: dict[str, Any] = {'return': {}}
         self.on_disk: list[disk_xml.Disk] = []
+        self.saved = False
+
+    def hasManagedSaveImage(self, flags: int) -> int:  # noqa: N802
+        assert flags == 0
+        return int(self.saved)
 
     def isActive(self) -> int:  # noqa: N802
         return int(self.active)
@@ -132,6 +137,15 @@ class DomainTest(base.TestCase):
         self.assertEqual([], recorded.calls)
         found.snapshot_revert('s1', reset=True)
         self.assertEqual(['suspend', self._command('revert'), 'resume'], recorded.calls)
+
+    def test_ram_that_was_saved_goes_with_what_the_image_held(self) -> None:
+        recorded, found = self._domain(active=False)
+        recorded.saved = True
+        error = self.assertRaises(exception.DomainInvalid, found.snapshot_revert, 's1')
+        self.assertIn('virsh managedsave-remove', str(error))
+        self.assertFalse(self.log.exists())
+        found.snapshot_create('s1')
+        self.assertTrue(self.log.exists())
 
     def test_the_guest_goes_on_when_revert_fails(self) -> None:
         recorded, found = self._domain(active=True)
