@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 import subprocess
+from typing import ClassVar
 
 from pcow_driver.common import conf
 from pcow_driver.images import info_block
@@ -13,6 +14,9 @@ from pcow_driver.templates import template
 from pcow_driver.virt import boot
 from tests.functional import linux_guest
 from tests.functional import test_qemu_backend as backend
+from tools.lib.quickstart import guest
+from tools.lib.quickstart import state
+from tools.lib.quickstart import teardown
 
 MEMORY = 256
 BOOT_SECONDS = 900  # of two kernels, one after the other
@@ -26,6 +30,16 @@ class Shim:
 
 
 class BootTestCase(backend.QemuTestCase):
+    cache: ClassVar[guest.Cache]  # of what the images are made of
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        teardown.reap()
+        run = state.Run.create()
+        cls.addClassCleanup(teardown.tear_down, run)
+        cls.cache = guest.Cache(run)
+
     def setUp(self) -> None:
         super().setUp()
         conf.CONF([], project='pcow', default_config_files=[])

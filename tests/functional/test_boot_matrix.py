@@ -8,14 +8,10 @@ The rows that differ most are in every run, the others with --long.
 from __future__ import annotations
 
 import os
-from typing import ClassVar
 import unittest
 
 from tests.functional import boot_guest
 from tools.lib.quickstart import boot_matrix
-from tools.lib.quickstart import guest
-from tools.lib.quickstart import state
-from tools.lib.quickstart import teardown
 
 Image = boot_matrix.Image
 MIB = boot_matrix.MIB
@@ -30,16 +26,6 @@ only_long = unittest.skipUnless(os.environ.get('PCOW_TEST_LONG'), 'only with --l
 
 
 class BootMatrixTest(boot_guest.BootTestCase):
-    trees: ClassVar[guest.Cache]
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        teardown.reap()
-        run = state.Run.create()
-        cls.addClassCleanup(teardown.tear_down, run)
-        cls.trees = guest.Cache(run)
-
     def boots(
         self, image: Image, words: bytes = b'', partition: int = 2, upgrade: str = ''
     ) -> None:
@@ -47,7 +33,7 @@ class BootMatrixTest(boot_guest.BootTestCase):
         :param words: what the shim says, as a pattern: without any, the root has DAX and says none
         :param upgrade: a command in the guest that makes the newest kernel the next one
         """
-        tree = boot_matrix.prepare(self.trees, image.suite)
+        tree = boot_matrix.prepare(self.cache, image.suite)
         releases = boot_matrix.releases(tree)
         disk = self.directory / 'disk'
         boot_matrix.make(image, tree, disk)

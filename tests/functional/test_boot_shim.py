@@ -10,9 +10,6 @@ from typing import ClassVar
 
 from tests.functional import boot_guest
 from tools.lib.quickstart import debian_image
-from tools.lib.quickstart import guest
-from tools.lib.quickstart import state
-from tools.lib.quickstart import teardown
 
 
 class BootShimTest(boot_guest.BootTestCase):
@@ -21,10 +18,7 @@ class BootShimTest(boot_guest.BootTestCase):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        teardown.reap()
-        run = state.Run.create()
-        cls.addClassCleanup(teardown.tear_down, run)
-        cls.disk = debian_image.prepare(guest.Cache(run))
+        cls.disk = debian_image.prepare(cls.cache)
 
     def setUp(self) -> None:
         super().setUp()
