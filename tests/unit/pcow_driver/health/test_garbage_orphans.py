@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 import subprocess
 import time
+import xml.etree.ElementTree as ET
 
 from pcow_driver.common import exception
 from pcow_driver.health import garbage
 from pcow_driver.pools import registry
+from pcow_driver.virt import disk_xml
 from pcow_driver.virt import domain
 from tests.unit import libvirt_node
 from tests.unit.pcow_driver import base
@@ -100,6 +102,16 @@ class OrphanTest(base.TestCase):
         self.kept_because(found, 'a domain of libvirt names it')
         self.node.unlink()
         self.assertRaises(exception.LibvirtFailed, garbage.delete, self.pool, found)
+        self.assertTrue(os.path.exists(path))
+
+    def test_a_domain_that_cannot_be_read(self) -> None:
+        path, found = self.orphan('mine')
+        text = ET.tostring(disk_xml.metadata([disk_xml.Disk(path, 2 << 20)]), encoding='unicode')
+        node = libvirt_node.xml('/no/such.pcow').replace('</metadata>', f'{text}</metadata>')
+        self.node.write_text(node.replace(path, 'no-path'), encoding='utf-8')
+        error = self.assertRaises(exception.DomainInvalid, garbage.delete, self.pool, found)
+        self.assertIn('vm', str(error))
+        self.assertIn('no-path', str(error))
         self.assertTrue(os.path.exists(path))
 
     def test_another_stands_on_it(self) -> None:
