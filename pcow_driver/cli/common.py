@@ -3,6 +3,7 @@
 
 import argparse
 import grp
+import math
 import os
 import pwd
 import re
@@ -31,6 +32,28 @@ class Size(columns.FormattableColumn[int]):
 class OptionalSize(columns.FormattableColumn[int | None]):
     def human_readable(self) -> str:
         return '-' if self._value is None else units.format_size(self._value)
+
+
+def milliseconds(nanoseconds: int) -> str:
+    return f'{nanoseconds / 1e6:.1f} ms'
+
+
+class Duration(columns.FormattableColumn[int]):
+    """Nanoseconds: '4.2 ms' in tables, the number in machine-readable output."""
+
+    def human_readable(self) -> str:
+        return milliseconds(self._value)
+
+
+def seconds_argument(text: str) -> float:
+    """'20s', '0.5s' or '20'."""
+    try:
+        seconds = float(text.removesuffix('s'))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f'{text!r} is no time: give seconds, as 20s')
+    return seconds
 
 
 def takes_sizes(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -30,17 +30,6 @@ class _Name(columns.FormattableColumn[str]):
         return f'{"  " * self._depth}{self._value}'
 
 
-def _milliseconds(nanoseconds: int) -> str:
-    return f'{nanoseconds / 1e6:.1f} ms'
-
-
-class _Duration(columns.FormattableColumn[int]):
-    """Nanoseconds: '4.2 ms' in tables, the number in machine-readable output."""
-
-    def human_readable(self) -> str:
-        return _milliseconds(self._value)
-
-
 @contextlib.contextmanager
 def _domain(parsed_args: argparse.Namespace) -> Iterator[domain.Domain]:
     with domain.connect() as connection:
@@ -69,8 +58,8 @@ class Checkpoint(show.ShowOne):
             ('name', 'pause', 'durable after', 'VM state size'),
             (
                 parsed_args.name,
-                _Duration(taken.pause),
-                _Duration(taken.durable),
+                common.Duration(taken.pause),
+                common.Duration(taken.durable),
                 common.Size(taken.state_size),
             ),
         )
@@ -138,7 +127,7 @@ class Revert(_Quiet):
         started = ', started anew' if done.started else ''
         self._say(
             f'{parsed_args.domain} is at {parsed_args.name} after '
-            f'{_milliseconds(done.time)}{started}.'
+            f'{common.milliseconds(done.time)}{started}.'
         )
 
 
@@ -194,5 +183,5 @@ class Fork(lister.Lister):
             )
             return (
                 ('name', 'RAM', 'running after'),
-                [(one.name, one.images[0], _Duration(one.time)) for one in made],
+                [(one.name, one.images[0], common.Duration(one.time)) for one in made],
             )

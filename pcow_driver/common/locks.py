@@ -40,7 +40,18 @@ _MAX_NOTE = 100
 _LOCK = struct.Struct('hhqqi4x')  # struct flock
 # First words of the names. Who has a lock takes only later ones, or of the same kind one of a later
 # name.
-_ORDER = ('export', 'disk', 'template', 'removal', 'build', 'pools', 'pool', 'scrub')
+_ORDER = (
+    'protected',
+    'vm',
+    'export',
+    'disk',
+    'template',
+    'removal',
+    'build',
+    'pools',
+    'pool',
+    'scrub',
+)
 
 _mine: contextvars.ContextVar[tuple[tuple[int, str], ...]] = contextvars.ContextVar(
     'pcow_locks', default=()

@@ -112,9 +112,14 @@ def all_images() -> Files:
     return found
 
 
+def names_of_all(connection: Any) -> list[str]:
+    """Of all domains, running or not."""
+    return [str(one.name()) for one in connection.listAllDomains()]
+
+
 def exists(connection: Any, name: str) -> bool:
     """Whether there is a domain of that name, running or not."""
-    return any(one.name() == name for one in connection.listAllDomains())
+    return name in names_of_all(connection)
 
 
 class Domain:
@@ -157,6 +162,57 @@ class Domain:
     def saved(self) -> bool:
         """Whether its next start goes on with RAM that libvirt keeps (``virsh managedsave``)."""
         return bool(self._domain.hasManagedSaveImage(0))
+
+    @property
+    def uuid(self) -> str:
+        return str(self._domain.UUIDString())
+
+    def autostart(self) -> bool:
+        """Whether libvirt starts it when libvirt starts."""
+        return bool(self._domain.autostart())
+
+    def stopped_on_purpose(self) -> bool:
+        """Of one that is off: whether its guest or somebody has ended it, saved it or sent it
+        elsewhere. False: it was killed, has crashed, or libvirt has been started since.
+        """
+        libvirt = _import('libvirt')
+        _state, reason = self._domain.state()
+        return reason in (
+            libvirt.VIR_DOMAIN_SHUTOFF_SHUTDOWN,
+            libvirt.VIR_DOMAIN_SHUTOFF_DESTROYED,
+            libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED,
+            libvirt.VIR_DOMAIN_SHUTOFF_SAVED,
+            libvirt.VIR_DOMAIN_SHUTOFF_FROM_SNAPSHOT,
+        )
+
+    def metadata(self, namespace: str) -> str | None:
+        """The element of this namespace in its definition, without that; None: there is none."""
+        libvirt = _import('libvirt')
+        try:
+            return str(
+                self._domain.metadata(
+                    libvirt.VIR_DOMAIN_METADATA_ELEMENT, namespace, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+                )
+            )
+        except libvirt.libvirtError as e:
+            if e.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_METADATA:
+                raise
+            return None
+
+    def set_metadata(self, namespace: str, key: str, element: str | None) -> None:
+        """Of its next starts; what runs goes on with what it has.
+
+        :param key: short form of the namespace
+        :param element: without namespace; None takes it away
+        """
+        libvirt = _import('libvirt')
+        self._domain.setMetadata(
+            libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+            element,
+            key,
+            namespace,
+            libvirt.VIR_DOMAIN_AFFECT_CONFIG,
+        )
 
     def images(self) -> list[Image]:
         """Its NVDIMMs and disks that are pcow images, as they are now."""
@@ -216,7 +272,7 @@ class Domain:
             )
         raise exception.DomainInvalid(domain=self.name, reason=reason)
 
-    def qmp(self, command: str, **arguments: str) -> Any:
+    def qmp(self, command: str, **arguments: str | int) -> Any:
         """Run a QMP command and return what it returns.
 
         :raises QmpFailed: QEMU refused it
@@ -405,10 +461,12 @@ class Domain:
             )
 
     @contextlib.contextmanager
-    def started(self) -> Iterator[None]:
+    def started(self, *, run: bool = True) -> Iterator[None]:
         """A QEMU exists for it afterwards, in which the guest has not run meanwhile, and does now.
 
         If what is done meanwhile fails, it is off again.
+
+        :param run: False: it is paused afterwards
         """
         self._domain.createWithFlags(_import('libvirt').VIR_DOMAIN_START_PAUSED)
         try:
@@ -417,7 +475,8 @@ class Domain:
             with interrupt.clearing_up():
                 self._domain.destroy()
             raise
-        self._domain.resume()
+        if run:
+            self._domain.resume()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -430,6 +489,32 @@ class Domain:
         finally:
             if was_running:
                 self._domain.resume()
+
+    def running(self) -> bool:
+        """Whether its vCPUs run."""
+        return self._running()
+
+    def suspend(self) -> None:
+        """Stop its vCPUs."""
+        self._domain.suspend()
+
+    def resume(self) -> None:
+        """Have them run."""
+        self._domain.resume()
+
+    def destroy(self) -> None:
+        """End its QEMU."""
+        self._domain.destroy()
+
+    def arrive(self) -> None:
+        """Of a guest that goes on after a gap: switches learn where it is now; its clock is put
+        right, if its agent answers, and stays behind otherwise.
+        """
+        try:
+            self.qmp('announce-self', initial=50, max=550, rounds=5, step=100)
+        except exception.QmpFailed as e:
+            LOG.warning('%s: its network is not announced: %s', self.name, e)
+        guest_agent.set_clock(self.name, self._domain, _import('libvirt'))
 
     def _quiet(self) -> contextlib.AbstractContextManager[None]:
         """The guest's file systems are frozen; thawed at the end whatever happens."""

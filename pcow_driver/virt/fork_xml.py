@@ -18,6 +18,7 @@ from pcow_driver.virt import domain_xml as domain_xml_module
 from pcow_driver.virt import libvirt_xml
 
 _QEMU = f'{{{libvirt_xml.QEMU_NAMESPACE}}}'
+_PROTECTION = f'{{{libvirt_xml.PROTECTION_NAMESPACE}}}protect'
 # What two machines cannot both have, by where it is in <devices>.
 _SHARED = {
     'vsock': 'a vsock',
@@ -67,6 +68,9 @@ def fork(domain_xml: str, name: str, images: Mapping[str, str]) -> str:
     generation = root.find('genid')
     if generation is not None:
         generation.text = str(uuidlib.uuid4())
+    for metadata in root.iterfind('metadata'):
+        for element in metadata.findall(_PROTECTION):
+            metadata.remove(element)  # whether a fork outlives the host is for its owner to say
     _replace_images(root, images)
     _open_consoles(root)
     return libvirt_xml.to_string(root)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import time
 from typing import Any
 
 from oslo_log import log as logging
@@ -85,3 +86,19 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
                         name,
                     )
         raise
+
+
+def set_clock(name: str, domain: Any, libvirt: Any) -> bool:
+    """Have a running guest take the host's time.
+
+    :return: whether its agent has
+    """
+    if not libvirt_xml.has_agent(domain.XMLDesc(0)):
+        return False
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    try:
+        domain.setTime({'seconds': seconds, 'nseconds': nanoseconds}, 0)
+    except libvirt.libvirtError as e:
+        LOG.warning('%s: its clock cannot be set: %s', name, e)
+        return False
+    return True

@@ -2,16 +2,18 @@
 """Taking, reverting to and deleting a checkpoint of a libvirt domain.
 
 QEMU does the work while it runs, and refuses in words what cannot be: nothing has changed then. Two
-callers at once are told apart by QEMU, or by the lock of the image. A connection of libvirt is one
+callers at once come one after the other. A connection of libvirt is one
 thread's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 from pcow_driver.common import exception
+from pcow_driver.common import locks
 from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import model as image_model
@@ -21,9 +23,10 @@ from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 
-def take(found: domain.Domain, name: str) -> model.Taken:
+def take(found: domain.Domain, name: str, *, last: bool = False) -> model.Taken:
     """Keep what the VM is at this instant; the guest goes on, or stays paused if it was.
 
+    :param last: the guest stores nothing after it, so it needs no room for that
     :raises InvalidName:
     :raises DomainInvalid: it does not run, or its RAM is no image
     :raises NoRoom: the operator's limits have no room for what the guest can then write once more
@@ -38,29 +41,34 @@ def take(found: domain.Domain, name: str) -> model.Taken:
                 'pcowctl snapshot create'
             ),
         )
-    with room.for_snapshot(*found.writable()):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(found))
+        if not last:
+            stack.enter_context(room.for_snapshot(*found.writable()))
         reply = _command(found, 'pcow-checkpoint-create', name)
     return model.Taken.from_json(reply)
 
 
-def revert(found: domain.Domain, name: str) -> model.Reverted:
+def revert(found: domain.Domain, name: str, *, run: bool = True) -> model.Reverted:
     """Go back to a checkpoint, in the same QEMU; what the guest has stored since is dropped, and
     every other branch of the tree stays.
 
     A guest that runs goes on from there, one that is paused, or has crashed, is paused. A domain
     that is off is started, paused, and runs when it is there; if that fails it is off again.
 
+    :param run: False: a domain that is started stays paused
     :raises InvalidName:
     :raises DomainInvalid: its RAM is no image
     :raises CheckpointNotFound: it is off, and has none of that name
     :raises QmpFailed: QEMU cannot, and says why
     """
     names.check_snapshot_name(name)
-    if found.active():
-        return _revert(found, name, started=False)
-    tree.check_exists(found, name)
-    with found.started():
-        return _revert(found, name, started=True)
+    with _alone(found):
+        if found.active():
+            return _revert(found, name, started=False)
+        tree.check_exists(found, name)
+        with found.started(run=run):
+            return _revert(found, name, started=True)
 
 
 def delete(found: domain.Domain, name: str) -> int:
@@ -74,15 +82,23 @@ def delete(found: domain.Domain, name: str) -> int:
     :raises ToolFailed: it is off, and images stand on the checkpoint, or somebody has one open
     """
     names.check_snapshot_name(name)
-    if found.active():
-        reply = _command(found, 'pcow-checkpoint-delete', name)
-        return _reader(reply, 'pcow-checkpoint-delete').integer('freed')
-    parts = tree.find_parts(found, name).snapshots
-    for path, snapshot in parts.items():
-        if snapshot.pinned:
-            image.snapshot_unpin(path, name)
-    # that of the RAM first: without it the others are snapshots of their images, and no more
-    return sum(image.snapshot_delete(path, name) for path in parts)
+    with _alone(found):
+        if found.active():
+            reply = _command(found, 'pcow-checkpoint-delete', name)
+            return _reader(reply, 'pcow-checkpoint-delete').integer('freed')
+        parts = tree.find_parts(found, name).snapshots
+        for path, snapshot in parts.items():
+            if snapshot.pinned:
+                image.snapshot_unpin(path, name)
+        # that of the RAM first: without it the others are snapshots of their images, and no more
+        return sum(image.snapshot_delete(path, name) for path in parts)
+
+
+def _alone(found: domain.Domain) -> contextlib.AbstractContextManager[None]:
+    """Who works on checkpoints of a domain waits for who does: QEMU would refuse the second one,
+    and pcow takes some by itself.
+    """
+    return locks.lock(f'vm-{found.uuid}')
 
 
 def _revert(found: domain.Domain, name: str, *, started: bool) -> model.Reverted:

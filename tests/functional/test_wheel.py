@@ -31,6 +31,7 @@ PACKAGES = {
             'snapshots',
             'templates',
             'virt',
+            'persist',
             'vm',
         )
     ),

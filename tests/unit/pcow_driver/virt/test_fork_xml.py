@@ -43,6 +43,13 @@ class ForkXmlTest(base.TestCase):
         self.assertNotIn('/run/web1', xml)
         self.assertEqual('pty', root.find('devices/serial').get('type'))  # type: ignore[union-attr]
 
+    def test_it_is_not_protected(self) -> None:
+        policy = "<p:protect xmlns:p='urn:pcow:protection' interval='auto'/>"
+        xml = _XML.format(more='').replace('</metadata>', f'{policy}</metadata>')
+        forked = fork_xml.fork(xml, 'web2', _IMAGES)
+        self.assertNotIn('protect', forked)
+        self.assertEqual('/pool/web2-ram.pcow', libvirt_xml.ram(forked))
+
     def test_what_stays(self) -> None:
         """The state of the devices is loaded by their addresses."""
         root = self.fork()

@@ -17,6 +17,7 @@ from pcow_driver.virt import domain
 from tests.unit.pcow_driver import base
 
 SECOND = 1795812953
+UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
 _XML = """<domain type='qemu'>{ram}<devices><memory model='nvdimm' access='shared'>
 <source><path>{directory}/vm.pcow</path></source>
 <target><size unit='KiB'>67584</size><node>0</node></target><alias name='nvdimm0'/></memory>
@@ -77,6 +78,12 @@ class Recorded:
 
     def isActive(self) -> int:  # noqa: N802
         return int(self.active)
+
+    def hasManagedSaveImage(self, _flags: int) -> int:  # noqa: N802
+        return 0
+
+    def UUIDString(self) -> str:  # noqa: N802
+        return UUID
 
     def XMLDesc(self, _flags: int) -> str:  # noqa: N802
         ram = _RAM.format(directory=self.directory) if self.has_ram else ''

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that pcow takes by itself: their names, how often, and which of them stay.
+
+They are checkpoints as any, and can be reverted to, forked and deleted. Only their names tell that
+nobody will miss one that is old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import datetime
+import re
+
+from oslo_log import log as logging
+
+from pcow_driver.common import exception
+from pcow_driver.persist import policy
+from pcow_driver.virt import domain
+from pcow_driver.vm import checkpoint
+from pcow_driver.vm import model
+from pcow_driver.vm import tree
+
+LOG = logging.getLogger(__name__)
+
+PERIODIC = 'pcow-auto-'
+FIXATION = 'pcow-fixation-'
+_NAME = re.compile(rf'(?:{PERIODIC}|{FIXATION})\d{{8}}T\d{{9}}Z')
+
+MINUTES, HOURS = 6, 24  # the last one of each of so many is kept
+# With an interval of AUTO: seconds, and the part of the time that checkpoints may take.
+MIN_INTERVAL = 10.0
+SHARE = 0.03
+
+
+def new_name(prefix: str) -> str:
+    """By the clock, to the millisecond."""
+    now = datetime.datetime.now(datetime.UTC)
+    return f'{prefix}{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03}Z'
+
+
+def is_own(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def seconds_between(wanted: policy.Policy, durable: int) -> float | None:
+    """How long after the last checkpoint the next one is due; None: there is none.
+
+    With AUTO the time until a checkpoint is durable, of which its flushes are most, is at most
+    ``SHARE`` of all time.
+
+    :param durable: ns that the last one took until then
+    """
+    if wanted.interval == policy.OFF:
+        return None
+    if isinstance(wanted.interval, int):
+        return float(wanted.interval)
+    return max(MIN_INTERVAL, durable / 1e9 / SHARE)
+
+
+def surplus(found: Iterable[model.Checkpoint]) -> list[str]:
+    """Names of those that pcow has taken and need not keep: neither the last one of one of the
+    last minutes nor of the last hours that have one. The last one of all is never among them.
+
+    Minutes and hours are those of the clock, so that one that is kept once is kept until its hour
+    goes.
+    """
+    own = sorted((one for one in found if is_own(one.name)), key=lambda one: one.date, reverse=True)
+    kept = set[str]()
+    for seconds, count in ((60, MINUTES), (3600, HOURS)):
+        last: dict[int, str] = {}
+        for one in own:
+            last.setdefault(int(one.date.timestamp()) // seconds, one.name)
+        kept |= set(list(last.values())[:count])
+    return [one.name for one in reversed(own) if one.name not in kept]
+
+
+def newest(found: Iterable[model.Checkpoint]) -> model.Checkpoint | None:
+    """Of all, also those that somebody else has taken."""
+    return max(found, key=lambda one: one.date, default=None)
+
+
+def take(found: domain.Domain, prefix: str, *, last: bool = False) -> tuple[str, model.Taken]:
+    """Take one; where there is no room for it, those that need not be kept go first, and then the
+    oldest ones of pcow's.
+
+    :param last: as :func:`pcow_driver.vm.checkpoint.take`
+    :return: its name
+    :raises PcowError: as that
+    """
+    old: list[str] | None = None
+    while True:
+        name = new_name(prefix)
+        try:
+            return name, checkpoint.take(found, name, last=last)
+        except exception.PcowError as e:
+            if not _is_for_want_of_room(e):
+                raise
+            if old is None:
+                old = _dispensable(tree.checkpoints(found))
+            if not old:
+                raise
+        _delete(found, old.pop(0))
+
+
+def thin(found: domain.Domain) -> None:
+    """Delete what need not be kept.
+
+    :raises PcowError: as :func:`pcow_driver.vm.tree.checkpoints`
+    """
+    for name in surplus(tree.checkpoints(found)):
+        _delete(found, name)
+
+
+def _delete(found: domain.Domain, name: str) -> None:
+    """One that a fork stands on, or whose mark has no room, stays for now."""
+    try:
+        checkpoint.delete(found, name)
+    except exception.PcowError as e:
+        LOG.debug('%s: %s stays: %s', found.name, name, e)
+
+
+def _dispensable(found: Sequence[model.Checkpoint]) -> list[str]:
+    """In the order in which they go: the last one of all stays."""
+    first = surplus(found)
+    last = newest(found)
+    rest = sorted(
+        (one for one in found if is_own(one.name) and one is not last and one.name not in first),
+        key=lambda one: one.date,
+    )
+    return first + [one.name for one in rest]
+
+
+def _is_for_want_of_room(error: exception.PcowError) -> bool:
+    return isinstance(error, exception.NoRoom) or 'No space left' in str(error)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixation: the last moment of a protected VM is a durable checkpoint, and its QEMU ends.
+
+For a host that goes down. As no guest runs on behind its checkpoint, nothing is lost; the term is
+that of "Temporality: A NVRAM-based Virtualization Platform" (SRDS 2015).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import os
+import queue
+import threading
+import time
+
+from oslo_log import log as logging
+
+from pcow_driver.common import exception
+from pcow_driver.common import interrupt
+from pcow_driver.persist import automatic
+from pcow_driver.persist import policy
+from pcow_driver.persist import records
+from pcow_driver.virt import domain
+
+LOG = logging.getLogger(__name__)
+
+_THREADS = 4  # at least
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Of one domain."""
+
+    name: str
+    checkpoint: str  # '': it was not fixated
+    time: int  # ns from the command until its QEMU has ended
+    problem: str = ''  # why it was not; it goes on from its last checkpoint then
+
+
+def fixate(found: domain.Domain) -> Result:
+    """Of one that runs, or is paused. If it fails, the guest runs on.
+
+    :raises DomainInvalid: it is off, or its RAM is no image
+    :raises QmpFailed: QEMU cannot, and says why
+    :raises StateInvalid: nobody would know that it has to go on; its QEMU has not ended
+    """
+    begun = time.monotonic_ns()
+    with records.alone(found.uuid):
+        was_running = found.running()
+        if was_running:
+            found.suspend()  # what is stored behind the checkpoint would be lost
+        try:
+            name = _keep(found, paused=not was_running)
+            found.destroy()
+        except BaseException:
+            if was_running:
+                with interrupt.clearing_up():
+                    found.resume()
+            raise
+    return Result(name=found.name, checkpoint=name, time=time.monotonic_ns() - begun)
+
+
+def _keep(found: domain.Domain, *, paused: bool) -> str:
+    """Name of the last checkpoint, from which it has to go on."""
+    name, taken = automatic.take(found, automatic.FIXATION, last=True)
+    if records.read(found.uuid) is None:
+        records.write(found.uuid, records.Record(records.State.RUNS))
+    records.write(
+        found.uuid,
+        records.Record(
+            records.State.FIXATED, checkpoint=name, durable=taken.durable, paused=paused
+        ),
+    )
+    return name
+
+
+def wanted() -> list[str]:
+    """Names of the protected domains that run and are to be fixated, in the order in which that is
+    done.
+
+    :raises LibvirtFailed:
+    """
+    with domain.connect() as connection:
+        names = domain.names_of_all(connection)
+    found = []
+    for name in names:
+        try:
+            with domain.connect() as connection:
+                one = domain.Domain(connection, name)
+                has = policy.get(one)
+                if has is not None and has.on_shutdown == policy.FIXATE and one.active():
+                    found.append((-has.priority, name))
+        except exception.PcowError as e:  # it is gone, or nobody can read what is wanted
+            LOG.error('%s: %s', name, e)
+    return [name for _priority, name in sorted(found)]
+
+
+def fixate_all(names: Sequence[str], deadline: float | None = None) -> Iterator[Result]:
+    """Fixate these domains, several at once, in this order.
+
+    :param deadline: seconds from now, after which it ends; a domain whose last checkpoint took
+        longer to be durable than there is time is left to that
+    :return: of each domain, as it comes to its end
+    """
+    end = None if deadline is None else time.monotonic() + deadline
+    left = collections.deque(names)
+    results = queue.SimpleQueue[Result]()
+
+    def work() -> None:
+        while left:
+            with contextlib.suppress(IndexError):
+                results.put(_fixate(left.popleft(), end))
+
+    # A QEMU that hangs keeps nobody: who calls may end while they wait for it.
+    for _number in range(max(_THREADS, os.cpu_count() or 1)):
+        threading.Thread(target=work, daemon=True).start()
+    waited_for = set(names)
+    while waited_for:
+        try:
+            done = results.get(timeout=None if end is None else max(0, end - time.monotonic()))
+        except queue.Empty:
+            for name in waited_for:
+                yield Result(name=name, checkpoint='', time=0, problem='it was not done in time')
+            return
+        waited_for.remove(done.name)
+        yield done
+
+
+def _fixate(name: str, end: float | None) -> Result:
+    try:
+        with domain.connect() as connection:
+            found = domain.Domain(connection, name)
+            known = records.read(found.uuid)
+            needed = known.durable / 1e9 if known is not None else 0.0
+            if end is not None and time.monotonic() + needed > end:
+                return Result(name=name, checkpoint='', time=0, problem='there is no time for it')
+            return fixate(found)
+    except exception.PcowError as e:
+        LOG.error('%s is not fixated: %s', name, e)
+        return Result(name=name, checkpoint='', time=0, problem=str(e))

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of the protected domains, for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+from pcow_driver.common import exception
+from pcow_driver.persist import automatic
+from pcow_driver.persist import policy
+from pcow_driver.persist import records
+from pcow_driver.pools import registry
+from pcow_driver.virt import domain
+from pcow_driver.vm import tree
+
+POWER_FAILURE = 'power failure'
+END_OF_QEMU = 'end of QEMU'
+_DURABLE = 'pmem'  # class of a pool whose images are there after a power failure
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Of one domain."""
+
+    name: str
+    state: str
+    policy: policy.Policy
+    outlives: str
+    checkpoint: str  # the last one, whoever took it
+    age: float | None  # seconds
+    durable: int  # ns that one took, until it was durable: as long as a fixation will take
+
+
+def rows(connection: Any, name: str | None = None) -> list[Row]:
+    """Of the protected domains, or of this one if it is, the highest priority first.
+
+    :raises LibvirtFailed:
+    """
+    found = []
+    for one in [name] if name is not None else domain.names_of_all(connection):
+        item = domain.Domain(connection, one)
+        has = policy.get(item)
+        if has is not None:
+            found.append(_row(item, has))
+    return sorted(found, key=lambda row: (-row.policy.priority, row.name))
+
+
+def _row(found: domain.Domain, has: policy.Policy) -> Row:
+    record = records.read(found.uuid)
+    problem = ''
+    try:
+        last = automatic.newest(tree.checkpoints(found))
+    except exception.PcowError as e:
+        last, problem = None, str(e)
+    return Row(
+        name=found.name,
+        state=_state(found, record) + (f'; {problem}' if problem else ''),
+        policy=has,
+        outlives=_outlives(found),
+        checkpoint='' if last is None else last.name,
+        age=None if last is None else max(0.0, time.time() - last.date.timestamp()),
+        durable=0 if record is None else record.durable,
+    )
+
+
+def _state(found: domain.Domain, record: records.Record | None) -> str:
+    if found.active():
+        return 'runs'
+    if record is None:
+        return 'off'
+    if record.state is records.State.FAILED:
+        return f'failed: {record.reason}'
+    return 'fixated' if record.state is records.State.FIXATED else 'ended, goes on'
+
+
+def _outlives(found: domain.Domain) -> str:
+    """By the worst of the pools of its images."""
+    pools = registry.PoolRegistry()
+    for path in found.writable():
+        pool = pools.find(os.path.dirname(path))
+        if pool is None or pool.persistence() != _DURABLE:
+            return END_OF_QEMU
+    return POWER_FAILURE

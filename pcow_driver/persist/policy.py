@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the owner of a domain wants of its persistence, in the metadata of the domain.
+
+It goes where the domain goes, and with it. A connection of libvirt is one thread's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+import xml.etree.ElementTree as ET
+
+from pcow_driver.common import exception
+from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_xml
+
+AUTO = 'auto'
+OFF = 'off'
+FIXATE = 'fixate'
+STOP = 'stop'
+ON_SHUTDOWN = (FIXATE, STOP)
+MAX_INTERVAL = 24 * 3600
+MAX_PRIORITY = 1000
+
+_TAG = 'protect'
+_KEY = 'pcow'
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Of one domain."""
+
+    interval: int | str = AUTO  # seconds between automatic checkpoints, AUTO or OFF
+    on_shutdown: str = FIXATE
+    priority: int = 0  # of a fixation that has little time: the highest first
+
+    def check(self) -> None:
+        """:raises UsageInvalid:"""
+        if isinstance(self.interval, int) and not 1 <= self.interval <= MAX_INTERVAL:
+            raise exception.UsageInvalid(
+                reason=f'the interval {self.interval} s is not from 1 s to {MAX_INTERVAL} s'
+            )
+        if not isinstance(self.interval, int) and self.interval not in (AUTO, OFF):
+            raise exception.UsageInvalid(
+                reason=f"the interval is '{self.interval}': give seconds (10s), {AUTO} or {OFF}"
+            )
+        if self.on_shutdown not in ON_SHUTDOWN:
+            raise exception.UsageInvalid(
+                reason=f"'{self.on_shutdown}' is none of {', '.join(ON_SHUTDOWN)}"
+            )
+        if abs(self.priority) > MAX_PRIORITY:
+            raise exception.UsageInvalid(
+                reason=f'the priority {self.priority} is not from -{MAX_PRIORITY} to {MAX_PRIORITY}'
+            )
+
+    def to_xml(self) -> str:
+        element = ET.Element(
+            _TAG,
+            {
+                'interval': str(self.interval),
+                'on-shutdown': self.on_shutdown,
+                'priority': str(self.priority),
+            },
+        )
+        return ET.tostring(element, encoding='unicode')
+
+    @classmethod
+    def from_xml(cls, text: str) -> Policy:
+        """:raises UsageInvalid: somebody has written what is none"""
+        try:
+            element = libvirt_xml.parse(text)
+            found = cls(
+                interval=parse_interval(element.get('interval', AUTO)),
+                on_shutdown=element.get('on-shutdown', FIXATE),
+                priority=int(element.get('priority', '0')),
+            )
+        except (exception.XmlInvalid, ValueError) as e:
+            raise exception.UsageInvalid(reason=f'the protection {text}: {e}') from None
+        found.check()
+        return found
+
+
+def parse_interval(text: str) -> int | str:
+    """'10s', '10', 'auto' or 'off'; what is none of them is left for :meth:`Policy.check`."""
+    digits = text.removesuffix('s')
+    return int(digits) if digits.isascii() and digits.isdigit() else text
+
+
+def get(found: domain.Domain) -> Policy | None:
+    """None: it is not protected.
+
+    :raises UsageInvalid: what stands there is no policy
+    """
+    text = found.metadata(libvirt_xml.PROTECTION_NAMESPACE)
+    return None if text is None else Policy.from_xml(text)
+
+
+def put(found: domain.Domain, wanted: Policy) -> None:
+    """Protect it from now on, and after each start.
+
+    :raises UsageInvalid:
+    :raises DomainInvalid: its RAM is no image, or libvirt starts it by itself
+    """
+    wanted.check()
+    if found.ram() is None:
+        raise exception.DomainInvalid(
+            domain=found.name,
+            reason=(
+                'its RAM is no pcow image, so nothing of it can be kept: define it with '
+                'pcowctl domain-xml --ram'
+            ),
+        )
+    found.writable()
+    if found.autostart():
+        raise exception.DomainInvalid(
+            domain=found.name,
+            reason=(
+                f'libvirt starts it when the host comes up, and it would boot instead of going on: '
+                f'virsh autostart --disable {found.name}; a protected domain is started all the '
+                f'same'
+            ),
+        )
+    found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, wanted.to_xml())
+
+
+def change(found: domain.Domain, **wanted: Any) -> None:
+    """As :func:`put`, of what it has already, or the defaults, with these fields changed.
+
+    :param interval: as :func:`parse_interval`
+    """
+    if 'interval' in wanted:
+        wanted['interval'] = parse_interval(wanted['interval'])
+    put(found, dataclasses.replace(get(found) or Policy(), **wanted))
+
+
+def remove(found: domain.Domain) -> None:
+    """Its checkpoints stay."""
+    found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, None)

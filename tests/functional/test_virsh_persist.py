@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""VMs that outlive their host, or their QEMU, through libvirt: the guest itself checks its memory
+when it goes on. A host that goes down is what happens to it then: its domains end.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from pcow_driver.common import exception
+from tests.functional import images
+from tests.functional import libvirt_vm
+from tests.functional import test_virsh_checkpoints
+
+SECONDS = 60
+
+
+class PersistTest(test_virsh_checkpoints.CheckpointTestCase):
+    def pcowctl(self, *words: str) -> Any:
+        """What it prints as JSON."""
+        return self.host.place.pcowctl_json(*words)
+
+    def fails(self, *words: str) -> str:
+        with self.assertRaises(exception.ToolFailed) as caught:
+            self.host.place.pcowctl(*words)
+        return str(caught.exception)
+
+    def protected(self, name: str, *words: str) -> libvirt_vm.Guest:
+        guest = self.guest(name, ram=True)
+        self.host.place.pcowctl('vm', 'protect', guest.name, *words)
+        self.addCleanup(self.host.place.pcowctl, 'vm', 'protect', guest.name, '--remove')
+        guest.start()
+        return guest
+
+    def row(self, guest: libvirt_vm.Guest) -> dict[str, Any]:
+        (found,) = (
+            row for row in self.pcowctl('vm', 'protect', '--list') if row['name'] == guest.name
+        )
+        return dict(found)
+
+    def names(self, guest: libvirt_vm.Guest) -> list[str]:
+        """Of its checkpoints; its NVDIMM may have what was unsaved besides."""
+        return [str(one['name']) for one in self.pcowctl('vm', 'tree', guest.name)]
+
+    def wait(self, until: Callable[[], object]) -> None:
+        end = time.monotonic() + SECONDS
+        while not until():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.1)
+
+    def watch(self) -> subprocess.Popen[str]:
+        """The loop, as pcow-protect.service runs it."""
+        log = (self.host.directory / 'watch.log').open('w')
+        self.addCleanup(log.close)
+        program = Path(sys.prefix) / 'bin/pcowctl'
+        process = subprocess.Popen(
+            [program, '--config-file', self.host.place.config, 'host', 'watch'],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+        self.addCleanup(self.end, process)
+        return process
+
+    def end(self, process: subprocess.Popen[str]) -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(0, process.wait(SECONDS))
+
+    def test_the_host_goes_down(self) -> None:
+        first, second, other = (
+            self.protected(name, *words)
+            for name, words in (
+                ('first', ('--interval', 'off', '--priority', '1')),
+                ('second', ('--interval', 'off')),
+                ('other', ('--on-shutdown', 'stop')),
+            )
+        )
+        first.mark('kept')
+        second.mark('kept')
+        self.host.virsh('suspend', second.name)
+        done = {row['name']: row for row in self.pcowctl('host', 'fixate', '--deadline', '60s')}
+        self.assertEqual({first.name, second.name}, set(done))
+        self.assertEqual([''] * 2, [row['problem'] for row in done.values()])
+        self.assertEqual(
+            ['shut off', 'shut off', 'running'], [one.state() for one in (first, second, other)]
+        )
+        self.assertEqual('fixated', self.row(first)['state'])
+        self.assertEqual([], self.pcowctl('host', 'fixate'))
+
+        back = {row['name']: row for row in self.pcowctl('host', 'recover')}
+        self.assertEqual({first.name, second.name}, set(back))
+        for name, row in back.items():
+            self.assertEqual(done[name]['checkpoint'], row['checkpoint'])
+        self.assert_goes_on(first, 'kept')
+        self.assertEqual('paused', second.state())
+        self.host.virsh('resume', second.name)
+        self.assert_goes_on(second, 'kept')
+        self.assertEqual('runs', self.row(first)['state'])
+        self.assertEqual([], self.pcowctl('host', 'recover'))
+        self.assertNotIn('unsaved', str(first.image_snapshots()))
+        self.check(first, second)
+
+    def check(self, *guests: libvirt_vm.Guest) -> None:
+        for guest in guests:
+            self.host.virsh('destroy', guest.name)
+            for path in (guest.image, guest.ram):
+                libvirt_vm.run(images.program('pcow-img'), 'check', path)
+
+    def test_a_killed_one_goes_on_by_itself(self) -> None:
+        guest = self.protected('killed', '--interval', '1s')
+        loop = self.watch()
+        guest.mark('kept')
+        known = self.row(guest)['last checkpoint']
+        self.wait(lambda: self.row(guest)['last checkpoint'] not in ('', known))
+        known = self.row(guest)['last checkpoint']
+        self.assertTrue(known.startswith('pcow-auto-'))
+        self.wait(lambda: self.row(guest)['last checkpoint'] != known)
+        pid = guest.pid()
+        self.kill(guest)
+        self.wait(lambda: guest.state() == 'running')
+        self.assertNotEqual(pid, guest.pid())
+        self.assert_goes_on(guest, 'kept')
+        self.assertIn('pcow-unsaved-', str(guest.image_snapshots()))
+        # a checkpoint of somebody's is one as well, and stays
+        self.vm('checkpoint', guest.name, 'mine')
+        self.wait(lambda: len(self.names(guest)) > 4)
+        self.assertIn('mine', self.names(guest))
+
+        self.host.virsh('destroy', guest.name)
+        self.wait(lambda: self.row(guest)['state'] == 'off')
+        time.sleep(2)
+        self.assertEqual('shut off', guest.state())
+        self.end(loop)
+        self.assertEqual([], self.pcowctl('host', 'recover'))
+
+    def test_the_loop_was_not_there(self) -> None:
+        """A power cut: libvirt does not know how it ended, nor does anybody else."""
+        guest = self.protected('cut', '--interval', '1s')
+        loop = self.watch()
+        guest.mark('kept')
+        known = self.row(guest)['last checkpoint']
+        self.wait(lambda: self.row(guest)['last checkpoint'] not in ('', known))
+        loop.kill()
+        loop.wait()
+        self.kill(guest)
+        self.assertEqual('ended, goes on', self.row(guest)['state'])
+        (back,) = self.pcowctl('host', 'recover')
+        self.assertIn('pcow-auto-', back['checkpoint'])
+        self.assert_goes_on(guest, 'kept')
+        # what cannot go on is left to its owner, with words
+        self.host.virsh('suspend', guest.name)
+        for name in self.names(guest):
+            self.vm('delete-checkpoint', guest.name, name)
+        self.kill(guest)
+        self.assertIn('boots it', self.fails('host', 'recover'))
+        self.assertIn('no checkpoint to go on from', self.row(guest)['state'])
+        self.assertEqual('shut off', guest.state())
+        guest.start()
+        self.assertEqual('runs', self.row(guest)['state'])
+
+    def test_refused(self) -> None:
+        plain = self.guest('plain')
+        self.assertIn('domain-xml --ram', self.fails('vm', 'protect', plain.name))
+        guest = self.guest('refused', ram=True)
+        self.host.virsh('autostart', guest.name)
+        self.assertIn('autostart --disable', self.fails('vm', 'protect', guest.name))
+        self.host.virsh('autostart', '--disable', guest.name)
+        for words, said in (
+            (('--interval', '0s'), 'not from 1 s'),
+            (('--interval', 'often'), 'give seconds'),
+            (('--priority', '5000'), '-1000 to 1000'),
+            (('--list',), 'give DOMAIN, or --list alone'),
+            (('--remove', '--interval', '1s'), '--remove goes with DOMAIN alone'),
+        ):
+            self.assertIn(said, self.fails('vm', 'protect', guest.name, *words))
+        self.assertEqual([], self.pcowctl('vm', 'protect', '--list'))
+        self.host.place.pcowctl('vm', 'protect', guest.name, '--interval', '30s')
+        self.host.place.pcowctl('vm', 'protect', guest.name, '--priority', '3')
+        row = self.row(guest)
+        self.assertEqual(
+            ('off', '30', 'fixate', 3, 'end of QEMU', ''),
+            (
+                row['state'],
+                row['interval'],
+                row['on shutdown'],
+                row['priority'],
+                row['outlives'],
+                row['last checkpoint'],
+            ),
+        )
+        self.host.place.pcowctl('vm', 'protect', guest.name, '--remove')
+        self.assertEqual([], self.pcowctl('vm', 'protect', '--list'))

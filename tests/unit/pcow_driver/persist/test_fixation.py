@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which order, and until when; real guests are in tests/functional/test_virsh_persist."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any
+from unittest import mock
+
+from pcow_driver.common import exception
+from pcow_driver.persist import fixation
+from pcow_driver.persist import policy
+from pcow_driver.persist import records
+from pcow_driver.vm import checkpoint
+from pcow_driver.vm import model
+from tests.unit.pcow_driver import base
+
+TAKEN = model.Taken(pause=1, durable=5 * 10**9, state_size=3)
+
+
+class _Domain:
+    """What is asked of a domain, by name."""
+
+    policies: dict[str, policy.Policy | None] = {}
+    calls: list[tuple[str, str]] = []
+    off: set[str] = set()
+
+    def __init__(self, _connection: Any, name: str) -> None:
+        if name not in self.policies:
+            raise exception.LibvirtFailed(uri='x', reason='no domain with matching name')
+        self.name, self.uuid = name, f'uuid-{name}'
+
+    def active(self) -> bool:
+        return self.name not in self.off
+
+    def running(self) -> bool:
+        return True
+
+    def suspend(self) -> None:
+        self.calls.append(('suspend', self.name))
+
+    def resume(self) -> None:
+        self.calls.append(('resume', self.name))
+
+    def destroy(self) -> None:
+        self.calls.append(('destroy', self.name))
+
+
+class FixationTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        _Domain.policies = {
+            'low': policy.Policy(priority=-1),
+            'b': policy.Policy(),
+            'plain': None,
+            'stop': policy.Policy(on_shutdown=policy.STOP),
+            'a': policy.Policy(),
+            'high': policy.Policy(priority=9),
+            'off': policy.Policy(),
+        }
+        _Domain.calls, _Domain.off = [], {'off'}
+        self.hanging = threading.Event()
+        self.addCleanup(self.hanging.set)
+        for target, new in (
+            ('virt.domain.Domain', _Domain),
+            ('virt.domain.connect', contextlib.nullcontext),
+            ('virt.domain.names_of_all', lambda _none: [*_Domain.policies, 'gone']),
+            ('persist.policy.get', lambda found: _Domain.policies[found.name]),
+        ):
+            self.patch_module(target, new)
+
+    def patch_module(self, target: str, new: Any) -> None:
+        patched = mock.patch(f'pcow_driver.{target}', new=new)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def take(self, found: Any, name: str, *, last: bool) -> model.Taken:
+        self.assertTrue(last)
+        if found.name == 'b':
+            self.hanging.wait()
+        if found.name == 'low':
+            raise exception.QmpFailed(command='x', error_class='y', description='a disk is slow')
+        _Domain.calls.append(('take', found.name))
+        return TAKEN
+
+    def test_which_and_in_which_order(self) -> None:
+        """One that goes meanwhile, or is off, is none."""
+        self.assertEqual(['high', 'a', 'b', 'low'], fixation.wanted())
+
+    def test_nothing_runs_behind_its_last_checkpoint(self) -> None:
+        with mock.patch.object(checkpoint, 'take', new=self.take):
+            done = fixation.fixate(_Domain(None, 'a'))  # type: ignore[arg-type]
+        self.assertEqual([('suspend', 'a'), ('take', 'a'), ('destroy', 'a')], _Domain.calls)
+        record = records.read('uuid-a')
+        assert record is not None
+        self.assertEqual(
+            (records.State.FIXATED, done.checkpoint, TAKEN.durable, False),
+            (record.state, record.checkpoint, record.durable, record.paused),
+        )
+
+    def test_what_cannot_be_kept_runs_on(self) -> None:
+        with mock.patch.object(checkpoint, 'take', new=self.take):
+            (done,) = fixation.fixate_all(['low'])
+        self.assertIn('a disk is slow', done.problem)
+        self.assertEqual([('suspend', 'low'), ('resume', 'low')], _Domain.calls)
+        self.assertIsNone(records.read('uuid-low'))
+
+    def test_one_that_hangs_keeps_nobody_waiting(self) -> None:
+        records.write('uuid-high', records.Record(records.State.RUNS, durable=10**12))
+        begun = time.monotonic()
+        with mock.patch.object(checkpoint, 'take', new=self.take):
+            done = {one.name: one for one in fixation.fixate_all(['high', 'b', 'a'], 2.0)}
+        self.assertLess(time.monotonic() - begun, 60)
+        self.assertEqual('', done['a'].problem)
+        self.assertIn('not done in time', done['b'].problem)
+        self.assertIn('no time for it', done['high'].problem)
+        self.hanging.set()
+        for thread in threading.enumerate():
+            if thread.daemon:
+                thread.join()

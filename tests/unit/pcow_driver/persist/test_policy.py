@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Through libvirt's test driver."""
+
+from pcow_driver.common import exception
+from pcow_driver.persist import policy
+from pcow_driver.virt import domain
+from tests.unit import libvirt_node
+from tests.unit.pcow_driver import base
+
+
+class PolicyTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        node = self.directory / 'node.xml'
+        node.write_text(libvirt_node.xml('/no/such.pcow'), encoding='utf-8')
+        self.configure(libvirt_uri=f'test://{node}')
+
+    def test_session(self) -> None:
+        with domain.connect() as connection:
+            found = domain.Domain(connection, 'vm')
+            self.assertIsNone(policy.get(found))
+            policy.change(found)
+            self.assertEqual(policy.Policy(), policy.get(found))
+            policy.change(found, interval='30s', on_shutdown=policy.STOP)
+            policy.change(found, priority=-7)
+            self.assertEqual(policy.Policy(30, policy.STOP, -7), policy.get(found))
+            self.assertEqual('/no/such-ram.pcow', found.ram())  # the other metadata are there
+            policy.remove(found)
+            self.assertIsNone(policy.get(found))
+
+    def test_what_is_none(self) -> None:
+        with domain.connect() as connection:
+            found = domain.Domain(connection, 'vm')
+            for wanted in (
+                {'interval': '0s'},
+                {'interval': '1e9'},
+                {'interval': '90000s'},
+                {'on_shutdown': 'burn'},
+                {'priority': 1001},
+            ):
+                self.assertRaises(exception.UsageInvalid, policy.change, found, **wanted)
+            self.assertIsNone(policy.get(found))
+            for text in ('<protect interval="x"/>', '<protect priority="high"/>'):
+                found.set_metadata('urn:pcow:protection', 'pcow', text)
+                self.assertRaises(exception.UsageInvalid, policy.get, found)
+
+    def test_libvirt_starts_it_itself(self) -> None:
+        with domain.connect() as connection:
+            found = domain.Domain(connection, 'vm')
+            connection.lookupByName('vm').setAutostart(True)
+            error = self.assertRaises(exception.DomainInvalid, policy.change, found)
+            self.assertIn('virsh autostart --disable vm', str(error))

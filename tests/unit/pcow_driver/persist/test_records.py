@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import itertools
+import os
+
+from pcow_driver.common import exception
+from pcow_driver.persist import records
+from tests.unit.pcow_driver import base
+
+UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
+State = records.State
+
+
+class RecordsTest(base.TestCase):
+    def enter(self, state: State | None) -> None:
+        records.forget(UUID)
+        if state is not None:
+            records.write(UUID, records.Record(State.RUNS))
+            records.write(UUID, records.Record(state))
+
+    def test_each_transition(self) -> None:
+        """As the table of the module has them."""
+        legal = {
+            (None, State.RUNS),
+            *itertools.product((State.RUNS,), State),
+            (State.FIXATED, State.RUNS),
+            (State.FIXATED, State.FAILED),
+            (State.FAILED, State.RUNS),
+            (State.FAILED, State.FAILED),
+        }
+        for before, after in itertools.product((None, *State), State):
+            self.enter(before)
+            if (before, after) in legal:
+                records.write(UUID, records.Record(after, durable=7))
+                self.assertEqual(records.Record(after, durable=7), records.read(UUID))
+                continue
+            error = self.assertRaises(
+                exception.StateInvalid, records.write, UUID, records.Record(after)
+            )
+            self.assertIn('does not follow', str(error))
+            found = records.read(UUID)
+            self.assertEqual(before, None if found is None else found.state)
+
+    def test_of_all(self) -> None:
+        self.assertEqual([], records.all_uuids())
+        self.enter(State.RUNS)
+        self.assertEqual([UUID], records.all_uuids())
+        records.forget(UUID)
+        records.forget(UUID)
+        self.assertEqual([], records.all_uuids())
+
+    def test_what_is_no_record(self) -> None:
+        self.enter(State.FIXATED)
+        path = self.directory / f'state/protected/{UUID}.json'
+        self.assertEqual(0o640, os.stat(path).st_mode & 0o777)
+        good = path.read_text()
+        for text in (
+            '',
+            '[]',
+            'x',
+            good.replace('fixated', 'gone'),
+            good.replace('"durable": 0', '"durable": "0"'),
+            good.replace('"reason"', '"why"'),
+        ):
+            path.write_text(text)
+            error = self.assertRaises(exception.StateInvalid, records.read, UUID)
+            self.assertIn(f'{path}', str(error))
+            self.assertIn('delete the file', str(error))

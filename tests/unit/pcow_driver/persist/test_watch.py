@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loop does for a domain in each state; a real libvirt is in
+tests/functional/test_virsh_persist.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+from unittest import mock
+
+from pcow_driver.common import exception
+from pcow_driver.persist import policy
+from pcow_driver.persist import records
+from pcow_driver.persist import watch
+from pcow_driver.vm import model
+from tests.unit.pcow_driver import base
+
+UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
+State = records.State
+TAKEN = model.Taken(pause=1, durable=5 * 10**6, state_size=3)
+
+
+class _Domain:
+    """What is asked of a domain."""
+
+    name, uuid = 'web1', UUID
+
+    def __init__(self) -> None:
+        self.is_active, self.is_running, self.on_purpose = True, True, False
+        self.policy: policy.Policy | None = policy.Policy(interval=1)
+
+    def active(self) -> bool:
+        return self.is_active
+
+    def running(self) -> bool:
+        return self.is_running
+
+    def stopped_on_purpose(self) -> bool:
+        return self.on_purpose
+
+
+class WatchTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.found: Any = _Domain()
+        self.watch = watch.Watch()
+        self.now = 1000.0
+        self.done = list[str]()
+        self.fails = False
+        for target, action in (
+            ('automatic.take', self.take),
+            ('automatic.thin', lambda _found: None),
+            ('recovery.recover', lambda _found, _record: self.done.append('recover')),
+            ('policy.get', lambda found: found.policy),
+        ):
+            patched = mock.patch(f'pcow_driver.persist.{target}', new=action)
+            patched.start()
+            self.addCleanup(patched.stop)
+        patched = mock.patch.object(time, 'monotonic', new=lambda: self.now)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def take(self, _found: Any, _prefix: str) -> tuple[str, model.Taken]:
+        if self.fails:
+            raise exception.QmpFailed(command='x', error_class='y', description='no')
+        self.done.append('take')
+        return f'c{len(self.done)}', TAKEN
+
+    def enter(self, state: State | None) -> None:
+        records.forget(UUID)
+        if state is not None:
+            records.write(UUID, records.Record(State.RUNS))
+            records.write(UUID, records.Record(state))
+
+    def state(self) -> State | None:
+        found = records.read(UUID)
+        return None if found is None else found.state
+
+    def look(self) -> list[str]:
+        self.done.clear()
+        self.watch.look(self.found)
+        return list(self.done)
+
+    def test_each_state(self) -> None:
+        """Of the record, of the domain, and how that ended: what is done, and the state then."""
+        off = {(State.RUNS, False): (['recover'], State.RUNS), (State.RUNS, True): ([], None)}
+        for state, purpose in itertools.product((None, *State), (False, True)):
+            self.enter(state)
+            self.found.is_active, self.found.on_purpose = False, purpose
+            expected = off.get((state, purpose), ([], state))
+            self.assertEqual(expected, (self.look(), self.state()), f'{state} {purpose}')
+        self.found.is_active = True
+        for state in (None, *State):
+            self.enter(state)
+            self.now += 100
+            self.assertEqual((['take'], State.RUNS), (self.look(), self.state()), str(state))
+        self.found.policy = None
+        for active in (True, False):
+            self.found.is_active = active
+            self.enter(State.RUNS)
+            self.assertEqual(([], None), (self.look(), self.state()))
+
+    def test_when_one_is_taken(self) -> None:
+        self.assertEqual(['take'], self.look())
+        self.assertEqual(
+            records.Record(State.RUNS, checkpoint='c1', durable=TAKEN.durable), records.read(UUID)
+        )
+        self.now += 0.9
+        self.assertEqual([], self.look())
+        self.now += 0.2
+        self.assertEqual(['take'], self.look())
+        self.found.policy = policy.Policy(interval=policy.AUTO)
+        self.now += 9
+        self.assertEqual([], self.look())
+        self.now += 1.1
+        self.found.is_running = False  # somebody has paused it: it is what it was
+        self.assertEqual([], self.look())
+        self.found.is_running = True
+        self.assertEqual(['take'], self.look())
+        self.found.policy = policy.Policy(interval=policy.OFF)
+        self.now += 1000
+        self.assertEqual([], self.look())
+
+    def test_one_that_fails_is_tried_later(self) -> None:
+        self.fails = True
+        self.assertRaises(exception.QmpFailed, self.watch.look, self.found)
+        self.fails = False
+        self.now += 59
+        self.assertEqual([], self.look())
+        self.now += 2
+        self.assertEqual(['take'], self.look())
+        self.now += 1.1
+        self.assertEqual(['take'], self.look())
+
+    def test_nothing_begins_when_it_ends(self) -> None:
+        self.enter(State.RUNS)
+        self.found.is_active = False
+        self.watch.end()
+        self.assertEqual(([], State.RUNS), (self.look(), self.state()))
