@@ -50,15 +50,17 @@ def fixate(found: domain.Domain) -> Result:
     """
     begun = time.monotonic_ns()
     with records.alone(found.uuid):
-        was_running = found.running()
+        was_running, before = found.running(), records.read(found.uuid)
         if was_running:
             found.suspend()  # what is stored behind the checkpoint would be lost
         try:
             name = _keep(found, paused=not was_running)
             found.destroy()
         except BaseException:
-            if was_running:
-                with interrupt.clearing_up():
+            with interrupt.clearing_up():
+                if records.read(found.uuid) != before:
+                    records.write(found.uuid, records.Record(records.State.RUNS))
+                if was_running:
                     found.resume()
             raise
     return Result(name=found.name, checkpoint=name, time=time.monotonic_ns() - begun)

@@ -64,6 +64,7 @@ class Record:
     checkpoint: str = ''  # FIXATED: its last moment; RUNS: the last one that pcow took
     durable: int = 0  # ns that this took, until it was durable
     paused: bool = False  # FIXATED: it was before
+    tries: int = 0  # RUNS: how often it has gone on from that checkpoint
     reason: str = ''  # FAILED
 
 
@@ -150,9 +151,16 @@ def _record(value: Any) -> Record:
         checkpoint=value['checkpoint'],
         durable=value['durable'],
         paused=value['paused'],
+        tries=value['tries'],
         reason=value['reason'],
     )
-    for field, kind in (('checkpoint', str), ('durable', int), ('paused', bool), ('reason', str)):
+    for field, kind in (
+        ('checkpoint', str),
+        ('durable', int),
+        ('paused', bool),
+        ('tries', int),
+        ('reason', str),
+    ):
         if type(getattr(found, field)) is not kind:
             raise TypeError(f'{field} is {getattr(found, field)!r}')
     return found

@@ -17,6 +17,7 @@ from pcow_driver.common import exception
 from pcow_driver.images import image
 from pcow_driver.persist import automatic
 from pcow_driver.persist import records
+from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import tree
@@ -24,6 +25,7 @@ from pcow_driver.vm import tree
 LOG = logging.getLogger(__name__)
 
 UNSAVED = 'pcow-unsaved-'
+_TRIES = 3  # from one checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,16 @@ def recover(found: domain.Domain, record: records.Record) -> Result:
                 domain=found.name,
                 reason=f'it has no checkpoint to go on from: virsh start {found.name} boots it',
             )
+        tries = record.tries + 1 if record.checkpoint == last.name else 1
+        if record.state is records.State.RUNS and tries > _TRIES:
+            raise exception.DomainInvalid(
+                domain=found.name,
+                reason=(
+                    f'it has gone on from {last.name} {_TRIES} times, and ended each time: '
+                    f"'pcowctl host recover' tries it again, 'pcowctl vm revert {found.name} NAME' "
+                    f'an older one'
+                ),
+            )
         if record.checkpoint != last.name or record.state is not records.State.FIXATED:
             _keep_unsaved(found)
         checkpoint.revert(found, last.name, run=not record.paused)
@@ -64,10 +76,13 @@ def recover(found: domain.Domain, record: records.Record) -> Result:
         )
         return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
     taken = time.monotonic_ns() - begun
-    age = time.time() - last.date.timestamp()
+    age = max(0.0, time.time() - last.date.timestamp())
     LOG.warning('%s goes on from %s, of %.0f s ago', found.name, last.name, age)
     records.write(
-        found.uuid, records.Record(records.State.RUNS, checkpoint=last.name, durable=record.durable)
+        found.uuid,
+        records.Record(
+            records.State.RUNS, checkpoint=last.name, durable=record.durable, tries=tries
+        ),
     )
     if not record.paused:
         found.arrive()
@@ -108,7 +123,8 @@ def _keep_unsaved(found: domain.Domain) -> None:
             continue
         try:
             old = [one.name for one in image.snapshot_list(path) if one.name.startswith(UNSAVED)]
-            image.snapshot_create(path, name)
+            with room.for_snapshot(path):
+                image.snapshot_create(path, name)
             for one in old:
                 image.snapshot_delete(path, one)
         except exception.PcowError as e:

@@ -15,6 +15,7 @@ static const struct {
     {"ext4-4k", "mkfs.ext4 -q -F -b 4096", 64},
     {"ext4-1k", "mkfs.ext4 -q -F -b 1024", 64},
     {"xfs", "mkfs.xfs -q -f", 320},
+    {"xfs-1k", "mkfs.xfs -q -f -b size=1024", 320},
 };
 
 static bool run(const char *command)

@@ -39,6 +39,7 @@ static const struct place places[] = {
     {.name = "ext4-4k"},
     {.name = "ext4-1k"},
     {.name = "xfs"},
+    {.name = "xfs-1k"},
 };
 
 #define PLACES (sizeof places / sizeof *places)
