@@ -61,12 +61,14 @@ class BootMatrixTest(boot_guest.BootTestCase):
             with self.start() as vm:
                 self.assertEqual(releases[-1], vm.run('uname -r').strip())
 
+    @only_long
     def test_trixie_gpt_systemd_boot_ext4(self) -> None:
         self.boots(Image('trixie', 'gpt', 'systemd-boot', 'ext4', ESP_ENDS))
 
     def test_trixie_gpt_uki_xfs(self) -> None:
         self.boots(Image('trixie', 'gpt', 'uki', 'xfs', ESP_ENDS))
 
+    @only_long
     def test_trixie_gpt_grub_efi_btrfs(self) -> None:
         self.boots(Image('trixie', 'gpt', 'grub-efi', 'btrfs', ESP_ENDS), BTRFS)
 
