@@ -14,6 +14,7 @@ Nothing here knows of an OpenStack service.  A package imports only those above 
 * :mod:`~pcow_driver.snapshots`: of images that may be open, and the deletion of both
 * :mod:`~pcow_driver.copies`: clones, forks, exports, transfers
 * :mod:`~pcow_driver.vm`: checkpoints of a whole virtual machine
+* :mod:`~pcow_driver.fixation`: virtual machines that outlive their host
 * :mod:`~pcow_driver.provision`: plans that change the host
 * :mod:`~pcow_driver.health`: the doctor, and garbage
 * :mod:`~pcow_driver.cli`: pcowctl

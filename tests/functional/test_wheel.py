@@ -22,6 +22,7 @@ PACKAGES = {
             'common',
             'copies',
             'export',
+            'fixation',
             'health',
             'images',
             'pmem',
@@ -31,7 +32,6 @@ PACKAGES = {
             'snapshots',
             'templates',
             'virt',
-            'persist',
             'vm',
         )
     ),

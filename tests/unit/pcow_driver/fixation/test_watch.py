@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the loop does for a domain in each state; a real libvirt is in
-tests/functional/test_virsh_persist.
+tests/functional/test_virsh_fixation.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 from unittest import mock
 
 from pcow_driver.common import exception
-from pcow_driver.persist import policy
-from pcow_driver.persist import records
-from pcow_driver.persist import watch
+from pcow_driver.fixation import policy
+from pcow_driver.fixation import records
+from pcow_driver.fixation import watch
 from pcow_driver.vm import model
 from tests.unit.pcow_driver import base
 
@@ -52,10 +52,10 @@ class WatchTest(base.TestCase):
         for target, action in (
             ('automatic.take', self.take),
             ('automatic.thin', lambda _found: None),
-            ('recovery.recover', lambda _found, _record: self.done.append('recover')),
+            ('recover.recover', lambda _found, _record: self.done.append('recover')),
             ('policy.get', lambda found: found.policy),
         ):
-            patched = mock.patch(f'pcow_driver.persist.{target}', new=action)
+            patched = mock.patch(f'pcow_driver.fixation.{target}', new=action)
             patched.start()
             self.addCleanup(patched.stop)
         patched = mock.patch.object(time, 'monotonic', new=lambda: self.now)

@@ -15,7 +15,7 @@ import re
 from oslo_log import log as logging
 
 from pcow_driver.common import exception
-from pcow_driver.persist import policy
+from pcow_driver.fixation import policy
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model

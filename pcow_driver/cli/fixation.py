@@ -12,11 +12,11 @@ from cliff import lister
 
 from pcow_driver.cli import common
 from pcow_driver.common import exception
-from pcow_driver.persist import fixation
-from pcow_driver.persist import overview
-from pcow_driver.persist import policy
-from pcow_driver.persist import recovery
-from pcow_driver.persist import watch
+from pcow_driver.fixation import fixate
+from pcow_driver.fixation import overview
+from pcow_driver.fixation import policy
+from pcow_driver.fixation import recover
+from pcow_driver.fixation import watch
 from pcow_driver.virt import domain
 
 
@@ -128,7 +128,7 @@ class Fixate(lister.Lister):
     def take_action(
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        done = list(fixation.fixate_all(fixation.wanted(), parsed_args.deadline))
+        done = list(fixate.fixate_all(fixate.wanted(), parsed_args.deadline))
         self._left = [one.name for one in done if one.problem]
         return (
             ('name', 'checkpoint', 'time', 'problem'),
@@ -149,7 +149,7 @@ class Recover(lister.Lister):
     def take_action(
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        done = recovery.recover_all()
+        done = recover.recover_all()
         self._left = [one.name for one in done if not one.checkpoint]
         return (
             ('name', 'checkpoint', 'age', 'time', 'problem'),

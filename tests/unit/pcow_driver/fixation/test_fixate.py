@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order, and until when; real guests are in tests/functional/test_virsh_persist."""
+"""In which order, and until when; real guests are in tests/functional/test_virsh_fixation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from unittest import mock
 
 from pcow_driver.common import exception
-from pcow_driver.persist import fixation
-from pcow_driver.persist import policy
-from pcow_driver.persist import records
+from pcow_driver.fixation import fixate
+from pcow_driver.fixation import policy
+from pcow_driver.fixation import records
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model
 from tests.unit.pcow_driver import base
@@ -67,7 +67,7 @@ class FixationTest(base.TestCase):
             ('virt.domain.Domain', _Domain),
             ('virt.domain.connect', contextlib.nullcontext),
             ('virt.domain.names_of_all', lambda _none: [*_Domain.policies, 'gone']),
-            ('persist.policy.get', lambda found: _Domain.policies[found.name]),
+            ('fixation.policy.get', lambda found: _Domain.policies[found.name]),
         ):
             self.patch_module(target, new)
 
@@ -87,11 +87,11 @@ class FixationTest(base.TestCase):
 
     def test_which_and_in_which_order(self) -> None:
         """One that goes meanwhile, or is off, is none."""
-        self.assertEqual(['high', 'a', 'b', 'low'], fixation.wanted())
+        self.assertEqual(['high', 'a', 'b', 'low'], fixate.wanted())
 
     def test_nothing_runs_behind_its_last_checkpoint(self) -> None:
         with mock.patch.object(checkpoint, 'take', new=self.take):
-            done = fixation.fixate(_Domain(None, 'a'))  # type: ignore[arg-type]
+            done = fixate.fixate(_Domain(None, 'a'))  # type: ignore[arg-type]
         self.assertEqual([('suspend', 'a'), ('take', 'a'), ('destroy', 'a')], _Domain.calls)
         record = records.read('uuid-a')
         assert record is not None
@@ -102,7 +102,7 @@ class FixationTest(base.TestCase):
 
     def test_what_cannot_be_kept_runs_on(self) -> None:
         with mock.patch.object(checkpoint, 'take', new=self.take):
-            (done,) = fixation.fixate_all(['low'])
+            (done,) = fixate.fixate_all(['low'])
         self.assertIn('a disk is slow', done.problem)
         self.assertEqual([('suspend', 'low'), ('resume', 'low')], _Domain.calls)
         self.assertIsNone(records.read('uuid-low'))
@@ -111,7 +111,7 @@ class FixationTest(base.TestCase):
         records.write('uuid-high', records.Record(records.State.RUNS, durable=10**12))
         begun = time.monotonic()
         with mock.patch.object(checkpoint, 'take', new=self.take):
-            done = {one.name: one for one in fixation.fixate_all(['high', 'b', 'a'], 2.0)}
+            done = {one.name: one for one in fixate.fixate_all(['high', 'b', 'a'], 2.0)}
         self.assertLess(time.monotonic() - begun, 60)
         self.assertEqual('', done['a'].problem)
         self.assertIn('not done in time', done['b'].problem)

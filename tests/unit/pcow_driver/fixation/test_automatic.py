@@ -6,8 +6,8 @@ from typing import Any
 from unittest import mock
 
 from pcow_driver.common import exception
-from pcow_driver.persist import automatic
-from pcow_driver.persist import policy
+from pcow_driver.fixation import automatic
+from pcow_driver.fixation import policy
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model
 from tests.unit.pcow_driver import base

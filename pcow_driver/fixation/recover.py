@@ -14,9 +14,9 @@ import time
 from oslo_log import log as logging
 
 from pcow_driver.common import exception
+from pcow_driver.fixation import automatic
+from pcow_driver.fixation import records
 from pcow_driver.images import image
-from pcow_driver.persist import automatic
-from pcow_driver.persist import records
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
@@ -41,7 +41,7 @@ class Result:
 
 def recover(found: domain.Domain, record: records.Record) -> Result:
     """Start a domain that is off and has to run. One that cannot go on stays off, and is left to
-    its owner. The caller is alone with it (:func:`pcow_driver.persist.records.alone`).
+    its owner. The caller is alone with it (:func:`pcow_driver.fixation.records.alone`).
 
     :raises StateInvalid: what became of it cannot be kept
     """

@@ -2,7 +2,7 @@
 """Through libvirt's test driver."""
 
 from pcow_driver.common import exception
-from pcow_driver.persist import policy
+from pcow_driver.fixation import policy
 from pcow_driver.virt import domain
 from tests.unit import libvirt_node
 from tests.unit.pcow_driver import base

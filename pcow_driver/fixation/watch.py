@@ -16,10 +16,10 @@ import time
 from oslo_log import log as logging
 
 from pcow_driver.common import exception
-from pcow_driver.persist import automatic
-from pcow_driver.persist import policy
-from pcow_driver.persist import records
-from pcow_driver.persist import recovery
+from pcow_driver.fixation import automatic
+from pcow_driver.fixation import policy
+from pcow_driver.fixation import records
+from pcow_driver.fixation import recover
 from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Watch:
             if found.stopped_on_purpose():
                 records.forget(found.uuid)
             elif not self._ended.is_set():
-                recovery.recover(found, record)
+                recover.recover(found, record)
 
     def _take_if_due(
         self, found: domain.Domain, wanted: policy.Policy, record: records.Record

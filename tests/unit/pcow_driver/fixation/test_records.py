@@ -4,7 +4,7 @@ import itertools
 import os
 
 from pcow_driver.common import exception
-from pcow_driver.persist import records
+from pcow_driver.fixation import records
 from tests.unit.pcow_driver import base
 
 UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'

@@ -21,9 +21,9 @@ from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
-from pcow_driver.persist import automatic
-from pcow_driver.persist import policy
-from pcow_driver.persist import records
+from pcow_driver.fixation import automatic
+from pcow_driver.fixation import policy
+from pcow_driver.fixation import records
 from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)

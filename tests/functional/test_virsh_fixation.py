@@ -19,7 +19,7 @@ from tests.functional import test_virsh_checkpoints
 SECONDS = 60
 
 
-class PersistTest(test_virsh_checkpoints.CheckpointTestCase):
+class FixationTest(test_virsh_checkpoints.CheckpointTestCase):
     def pcowctl(self, *words: str) -> Any:
         """What it prints as JSON."""
         return self.host.place.pcowctl_json(*words)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what a VM goes on, and when it does not; real guests are in
-tests/functional/test_virsh_persist.
+tests/functional/test_virsh_fixation.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any
 from unittest import mock
 
 from pcow_driver.common import exception
+from pcow_driver.fixation import automatic
+from pcow_driver.fixation import records
+from pcow_driver.fixation import recover
 from pcow_driver.images import image
-from pcow_driver.persist import automatic
-from pcow_driver.persist import records
-from pcow_driver.persist import recovery
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model
-from tests.unit.pcow_driver.persist import test_automatic
+from tests.unit.pcow_driver.fixation import test_automatic
 from tests.unit.pcow_driver.vm import recorded
 
 State = records.State
@@ -46,12 +46,12 @@ class RecoveryTest(recorded.TestCase):
         self.reverted.append((name, run))
         return model.Reverted(time=1, started=True)
 
-    def recover(self, **fields: Any) -> recovery.Result:
+    def recover(self, **fields: Any) -> recover.Result:
         records.forget(recorded.UUID)
         records.write(recorded.UUID, records.Record(State.RUNS))
         record = records.Record(**({'state': State.RUNS} | fields))
         records.write(recorded.UUID, record)
-        return recovery.recover(self.found, record)
+        return recover.recover(self.found, record)
 
     def record(self) -> records.Record:
         found = records.read(recorded.UUID)
@@ -60,7 +60,7 @@ class RecoveryTest(recorded.TestCase):
 
     def unsaved(self) -> int:
         """Snapshots of NVDIMMs that were made to keep what no checkpoint has."""
-        return sum(f'-c {recovery.UNSAVED}' in line for line in self.logged())
+        return sum(f'-c {recover.UNSAVED}' in line for line in self.logged())
 
     def test_after_a_fixation(self) -> None:
         done = self.recover(state=State.FIXATED, checkpoint=self.last, paused=True, durable=7)

@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 from pcow_driver.common import exception
-from pcow_driver.persist import automatic
-from pcow_driver.persist import policy
-from pcow_driver.persist import records
+from pcow_driver.fixation import automatic
+from pcow_driver.fixation import policy
+from pcow_driver.fixation import records
 from pcow_driver.pools import registry
 from pcow_driver.virt import domain
 from pcow_driver.vm import tree
