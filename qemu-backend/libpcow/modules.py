@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""modules.py ARCHIVE: which file of libpcow calls which, that no files, nor folders, call in a
-circle, and that nobody but the table of engines knows one of them.
+"""modules.py ARCHIVE SOURCES [TABLE]: which file of libpcow calls which, that no files, nor
+folders, call or include each other in a circle, that nobody but the table of engines knows one of
+them, and that the documentation has the table of the folders.
 
---dot prints the folders and their calls for Graphviz, --dot FOLDER the files of one.
+--table prints that, --dot the folders and their calls for Graphviz, --dot FOLDER the files of one.
 """
 
 from collections.abc import Iterable
+import graphlib
+from pathlib import Path
 import re
+import statistics
 import subprocess
 import sys
 
@@ -37,6 +41,39 @@ def read(archive: str) -> Graph:
         file: {owner[name] for name in names if name in owner} - {file}
         for file, names in needed.items()
     }
+
+
+def read_includes(sources: Path) -> Graph:
+    """The headers of libpcow that each of its files includes, as FOLDER/FILE.h."""
+    found: Graph = {}
+    for path in sorted(sources.rglob('*.[ch]')):
+        included = re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)
+        found[str(path.relative_to(sources))] = {
+            str(header.relative_to(sources))
+            for name in included
+            for place in (path.parent, sources, sources / 'include')
+            if (header := place / name).is_file()
+        }
+    return found
+
+
+def table(folders: Graph, sources: Path) -> str:
+    """A row a folder, callers first: its files, their median and largest number of lines, and what
+    it calls.
+    """
+    rows = ['folder       files median largest  calls', '']
+    order = [*graphlib.TopologicalSorter(folders).static_order()][::-1]
+    for folder in order:
+        lines = [len(path.read_text().splitlines()) for path in (sources / folder).rglob('*.[ch]')]
+        called = ' '.join(one for one in order if one in folders[folder])
+        counts = f'{len(lines):5} {statistics.median_low(lines):6} {max(lines):7}'
+        rows.append(f'{folder:12} {counts}  {called}'.rstrip())
+    return '\n'.join(rows) + '\n'
+
+
+def _without_lines(text: str) -> list[list[str]]:
+    """Those of a table may have changed since."""
+    return sorted([line.split()[0], *line.split()[4:]] for line in text.splitlines() if line)
 
 
 def of_folders(graph: Graph) -> Graph:
@@ -81,26 +118,35 @@ def dot(graph: Graph, names: Iterable[str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    graph = read(arguments[0])
+    graph, sources = read(arguments[0]), Path(arguments[1])
     folders = of_folders(graph)
-    if arguments[1:] == ['--dot']:
-        print(dot(folders, folders))
-        return 0
-    if len(arguments) == 3:
-        print(dot(graph, (file for file in graph if file.startswith(f'{arguments[2]}/'))))
-        return 0
-    circles = [circle for circle in (find_circle(graph), find_circle(folders)) if circle]
-    for circle in circles:
-        print('these call each other in a circle:')
-        for one in circle:
-            print(
-                f'  {one} calls {", ".join(sorted((graph.get(one) or folders[one]) & set(circle)))}'
-            )
-    intruders = find_intruders(graph)
-    for intruder in intruders:
-        print(f'past the interface of engines: {intruder}')
-    print(f'{len(graph)} files in {len(folders)} folders, {sum(map(len, graph.values()))} calls')
-    return 1 if circles or intruders or len(graph) < 10 else 0
+    match arguments[2:]:
+        case ['--dot']:
+            print(dot(folders, folders))
+            return 0
+        case ['--dot', folder]:
+            print(dot(graph, (file for file in graph if file.startswith(f'{folder}/'))))
+            return 0
+        case ['--table']:
+            print(table(folders, sources), end='')
+            return 0
+    includes = read_includes(sources)
+    wrong = [
+        f'{one} {verb} {", ".join(sorted(whom[one] & set(circle)))}, in a circle'
+        for verb, whom in (('calls', graph), ('calls', folders), ('includes', includes))
+        for circle in [find_circle(whom)]
+        for one in circle
+    ]
+    wrong += [f'past the interface of engines: {intruder}' for intruder in find_intruders(graph)]
+    for path in arguments[2:]:
+        if _without_lines(Path(path).read_text()) != _without_lines(table(folders, sources)):
+            wrong.append(f'{path} is of before: write it with --table')
+    print(*wrong, sep='\n', end='\n' if wrong else '')
+    print(
+        f'{len(graph)} files in {len(folders)} folders, {sum(map(len, graph.values()))} calls, '
+        f'{sum(map(len, includes.values()))} includes'
+    )
+    return 1 if wrong or len(graph) < 10 or len(includes) < len(graph) else 0
 
 
 if __name__ == '__main__':
