@@ -35,6 +35,7 @@ class Watch:
     def __init__(self) -> None:
         self._ended = threading.Event()
         self._jobs: dict[str, concurrent.futures.Future[None]] = {}  # by name
+        self._armed: dict[str, tuple[int, str]] = {}  # run and policy, by UUID
         # time.monotonic() of the last checkpoint, and of the last one that could not be taken
         self._taken: dict[str, float] = {}  # by UUID
         self._failed: dict[str, float] = {}
@@ -95,12 +96,26 @@ class Watch:
             if record is None or record.state is not records.State.RUNS:
                 record = records.Record(records.State.RUNS)
                 records.write(found.uuid, record)
+            self._arm(found, wanted)
             self._take_if_due(found, wanted, record)
         elif record is not None and record.state is records.State.RUNS:
             if found.stopped_on_purpose():
                 records.forget(found.uuid)
             elif not self._ended.is_set():
                 recover.recover(found, record)
+
+    def _arm(self, found: domain.Domain, wanted: policy.Policy) -> None:
+        """Have its QEMU keep the last moment when it is told to end: nobody may be there to ask for
+        that then.
+        """
+        now = (found.run_id(), wanted.on_shutdown)
+        if self._armed.get(found.uuid) == now:
+            return
+        if wanted.on_shutdown == policy.FIXATE:
+            found.qmp('pcow-checkpoint-at-signal', prefix=automatic.FIXATION)
+        else:
+            found.qmp('pcow-checkpoint-at-signal')
+        self._armed[found.uuid] = now
 
     def _take_if_due(
         self, found: domain.Domain, wanted: policy.Policy, record: records.Record

@@ -167,6 +167,10 @@ class Domain:
     def uuid(self) -> str:
         return str(self._domain.UUIDString())
 
+    def run_id(self) -> int:
+        """Another one of each QEMU that it has, as long as libvirt runs."""
+        return int(self._domain.ID())
+
     def autostart(self) -> bool:
         """Whether libvirt starts it when libvirt starts."""
         return bool(self._domain.autostart())

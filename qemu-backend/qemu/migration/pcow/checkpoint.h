@@ -108,6 +108,12 @@ bool checkpoint_check_capabilities(Error **errp);
 /* Around the taking of one, whose marks recovery leaves alone. Main loop. */
 void checkpoint_begin(void);
 void checkpoint_end(void);
+bool checkpoint_is_under_way(void);
+
+/* ---- migration/pcow/at_signal.c ---- */
+
+/* QEMU was told to end; returns when the checkpoint is durable, or failed. */
+void checkpoint_take_at_signal(void);
 
 /* ---- migration/pcow/rollback.c ---- */
 

@@ -183,6 +183,9 @@ static bool half_loaded;
 
 static void note_shutdown(Notifier *notifier, void *data)
 {
+    if (!ends && *(ShutdownCause *)data == SHUTDOWN_CAUSE_HOST_SIGNAL) {
+        checkpoint_take_at_signal();
+    }
     ends = true;
 }
 

@@ -25,6 +25,11 @@ void checkpoint_end(void)
     under_way = false;
 }
 
+bool checkpoint_is_under_way(void)
+{
+    return under_way;
+}
+
 /* ---- the parts of one ---------------------------------------------------- */
 
 typedef struct PartArgs {

@@ -29,6 +29,7 @@ class _Domain:
 
     def __init__(self) -> None:
         self.is_active, self.is_running, self.on_purpose = True, True, False
+        self.run, self.asked = 1, list[tuple[str, dict[str, str]]]()
         self.policy: policy.Policy | None = policy.Policy(interval=1)
 
     def active(self) -> bool:
@@ -36,6 +37,12 @@ class _Domain:
 
     def running(self) -> bool:
         return self.is_running
+
+    def run_id(self) -> int:
+        return self.run
+
+    def qmp(self, command: str, **arguments: str) -> None:
+        self.asked.append((command, arguments))
 
     def stopped_on_purpose(self) -> bool:
         return self.on_purpose
@@ -133,6 +140,19 @@ class WatchTest(base.TestCase):
         self.assertEqual(['take'], self.look())
         self.now += 1.1
         self.assertEqual(['take'], self.look())
+
+    def test_its_qemu_keeps_the_last_moment(self) -> None:
+        """Each one is told once, and again when the policy changes."""
+        command = 'pcow-checkpoint-at-signal'
+        self.look()
+        self.look()
+        self.assertEqual([(command, {'prefix': 'pcow-fixation-'})], self.found.asked)
+        self.found.run = 2
+        self.look()
+        self.assertEqual(2, len(self.found.asked))
+        self.found.policy = policy.Policy(on_shutdown=policy.STOP)
+        self.look()
+        self.assertEqual((command, {}), self.found.asked[-1])
 
     def test_nothing_begins_when_it_ends(self) -> None:
         self.enter(State.RUNS)

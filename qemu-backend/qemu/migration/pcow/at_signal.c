@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The last moment of a VM whose QEMU is told to end, by SIGTERM, SIGINT, SIGHUP
+ * or SIGPWR, as a checkpoint: a host that goes down takes nothing from it.
+ *
+ * QEMU learns of the signal in its main loop, and then tells who wants to know,
+ * before it takes anything apart.  The VM is stopped there, so that it stores
+ * nothing behind the checkpoint, and its main loop goes on for the checkpoint
+ * alone until that is durable.
+ */
+#include "qemu/osdep.h"
+#include "block/aio-wait.h"
+#include "migration/pcow/checkpoint.h"
+#include "qapi/error.h"
+#include "qapi/qapi-commands-pcow.h"
+#include "qemu/coroutine.h"
+#include "qemu/error-report.h"
+#include "qemu/main-loop.h"
+#include "system/runstate.h"
+
+typedef struct Last {
+    char *name;
+    PcowCheckpointCreated *created;
+    Error *err;
+    bool done;
+} Last;
+
+static char *prefix;            /* of its name; NULL: none is taken */
+
+/* UTC, to the millisecond, as pcow_driver names those that it takes. */
+static char *name_of_now(void)
+{
+    g_autoptr(GDateTime) now = g_date_time_new_now_utc();
+    g_autofree char *date = g_date_time_format(now, "%Y%m%dT%H%M%S");
+
+    return g_strdup_printf("%s%s%03dZ", prefix, date,
+                           g_date_time_get_microsecond(now) / 1000);
+}
+
+static void coroutine_fn co_take(void *opaque)
+{
+    Last *last = opaque;
+
+    last->created = qmp_pcow_checkpoint_create(last->name, &last->err);
+    last->done = true;
+    aio_wait_kick();
+}
+
+void checkpoint_take_at_signal(void)
+{
+    Last last = {};
+
+    if (!prefix) {
+        return;
+    }
+    /* One that is under way was asked for before, and comes to its end. */
+    while (checkpoint_is_under_way()) {
+        aio_poll(qemu_get_aio_context(), true);
+    }
+    if (runstate_is_running()) {
+        vm_stop(RUN_STATE_PAUSED);
+    }
+    last.name = name_of_now();
+    qemu_coroutine_enter(qemu_coroutine_create(co_take, &last));
+    AIO_WAIT_WHILE_UNLOCKED(NULL, !last.done);
+    if (last.created) {
+        info_report("the last moment of the VM is checkpoint '%s'", last.name);
+    } else {
+        error_reportf_err(last.err, "no checkpoint '%s' at the end of QEMU: ",
+                          last.name);
+    }
+    qapi_free_PcowCheckpointCreated(last.created);
+    g_free(last.name);
+}
+
+static void end_at_signal(int number, siginfo_t *info, void *context)
+{
+    qemu_system_killed(info->si_signo, info->si_pid);
+}
+
+void qmp_pcow_checkpoint_at_signal(const char *wanted, Error **errp)
+{
+    /* Others end QEMU in an orderly way without our doing. */
+    const struct sigaction power = {
+        .sa_sigaction = end_at_signal,
+        .sa_flags = SA_SIGINFO,
+    };
+    g_autofree char *name = NULL;
+
+    if (wanted) {
+        name = g_strdup_printf("%s00000000T000000000Z", wanted);
+        if (!checkpoint_home(errp) || !hostmem_pcow_all_check_name(name, errp)) {
+            return;
+        }
+        sigaction(SIGPWR, &power, NULL);
+    }
+    g_free(prefix);
+    prefix = g_strdup(wanted);
+}
