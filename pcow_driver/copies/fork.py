@@ -55,6 +55,17 @@ def _snapshot_size(path: str, snapshot: str) -> int:
     )
 
 
+def check_sound(path: str) -> None:
+    """Before something is made to stand on a snapshot of an image.
+
+    :raises ImageDamaged: a scrub has found it damaged, or what it stands on
+    :raises PoolInvalid: a pool should be there
+    """
+    found = _pool_of(path)
+    if found is not None:
+        found.check_sound(os.path.basename(path).removesuffix(names.IMAGE_SUFFIX))
+
+
 def fork(path: str, snapshot: str, name: str) -> str:
     """Make an image on a snapshot of another, in the same directory, and return its path.
 
@@ -65,7 +76,7 @@ def fork(path: str, snapshot: str, name: str) -> str:
     :raises ImageNotFound: ``path`` is not there
     :raises PoolDraining:
     :raises NoRoom: the operator's limits have no room for it
-    :raises ImageDamaged: a scrub has found the image damaged
+    :raises ImageDamaged: a scrub has found the image damaged, or what it stands on
     """
     names.check_snapshot_name(snapshot)
     directory = os.path.dirname(os.path.abspath(path))
@@ -89,12 +100,14 @@ def fork_live(
 
     :raises InvalidName:
     :raises ImageExists:
+    :raises ImageDamaged: as of :func:`fork`, before there is a snapshot
     """
     path = found.select(device).path
     snapshot = names.check_snapshot_name(f'fork-{names.check_new_name("image", name)}')
     target = os.path.join(os.path.dirname(path), name + names.IMAGE_SUFFIX)
     if os.path.lexists(target):
         raise exception.ImageExists(path=target)
+    check_sound(path)
     with temporary_snapshot.snapshot(
         found, snapshot, device, _pool_for_marks(path), quiesce=quiesce, keep=True
     ):
