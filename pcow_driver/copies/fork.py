@@ -114,10 +114,18 @@ def fork_live(
         return fork(path, snapshot, name)
 
 
-def export(path: str, target: str, target_format: str, *, snapshot: str | None = None) -> None:
+def export(
+    path: str,
+    target: str,
+    target_format: str,
+    *,
+    snapshot: str | None = None,
+    accept_damage: bool = False,
+) -> None:
     """Copy an image into a new file: ``raw``, ``qcow2``, or ``pcow``, which becomes a template.
 
     :param snapshot: what to copy; also while somebody writes to the image.  None: its present state
+    :param accept_damage: also if it is known to be damaged, as it is
     :raises ImageExists: ``target`` is there already
     :raises PoolDraining: it would be a template in a pool
     :raises NoRoom: the same, and more is provisioned there than the operator's limits allow
@@ -132,6 +140,7 @@ def export(path: str, target: str, target_format: str, *, snapshot: str | None =
         target_format,
         snapshot=snapshot,
         sealed=target_format == image.FORMAT,
+        accept_damage=accept_damage,
     )
 
 
@@ -143,6 +152,7 @@ def export_domain(
     *,
     snapshot: str | None = None,
     quiesce: bool = False,
+    accept_damage: bool = False,
 ) -> None:
     """Copy the image of a domain, running or not.
 
@@ -154,10 +164,10 @@ def export_domain(
     if os.path.lexists(target):
         raise exception.ImageExists(path=os.path.abspath(target))
     if snapshot is not None or not found.active():
-        export(path, target, target_format, snapshot=snapshot)
+        export(path, target, target_format, snapshot=snapshot, accept_damage=accept_damage)
         return
     temporary = f'export-{uuidlib.uuid4().hex[:12]}'
     with temporary_snapshot.snapshot(
         found, temporary, device, _pool_for_marks(path), quiesce=quiesce
     ):
-        export(path, target, target_format, snapshot=temporary)
+        export(path, target, target_format, snapshot=temporary, accept_damage=accept_damage)

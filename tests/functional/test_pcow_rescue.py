@@ -210,6 +210,27 @@ class RescueTest(images.ImageTestCase):
         self.assertEqual(3, self.img('rescue', 'top.pcow.rescue').count('unknown'))
         self.img('check', self.top)
 
+    def test_no_copy_of_what_may_be_lost(self):
+        """It opens, and would give the base's bytes."""
+        child = self.path('child.pcow')
+        self.img('create', '-q', '-b', 'top.pcow', child)
+        healthy = self.top.read_bytes()
+        for offset in (_OWNERS, _BITMAPS):
+            self.top.write_bytes(healthy)
+            images.patch(self.top, offset, bytes(4096))
+            for source in (self.top, child):
+                self.img_fails(
+                    *('convert', '-O', 'raw', source, 'out'),
+                    message=r'top\.pcow may have lost .*196608 bytes .* see pcow-img check',
+                )
+            self.assertFalse(self.path('out').exists())
+            self.img_fails('compare', self.top, self.base, message='may have lost', code=2)
+            self.img('convert', '-q', '--accept-damage', '-O', 'raw', self.top, 'out')
+            self.assertEqual(b'\xba' * 8 * MIB, self.path('out').read_bytes())
+            self.path('out').unlink()
+        self.img('check', '-q', '-r', 'leaks', '--accept-loss', self.top)
+        self.img('convert', '-q', '-O', 'raw', child, 'out')
+
     def test_files_that_are_none(self):
         rescue = self.path('x.rescue')
         good = b'{"pcow-rescue": 1, "uuid": "00", "date": 1}\n'

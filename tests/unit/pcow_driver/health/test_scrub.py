@@ -163,6 +163,14 @@ class ScrubTest(base.TestCase):
         self.assertRaises(exception.ImageDamaged, fork.fork_live, found, 'web3')
         found.snapshot_create.assert_not_called()
 
+    def test_export_is_refused(self) -> None:
+        target = str(self.directory / 'out')
+        self._damage('a')
+        path = self.pool.existing_path('a')
+        error = self.assertRaises(exception.ToolFailed, fork.export, path, target, 'raw')
+        self.assertIn('--accept-damage', str(error))
+        fork.export(path, target, 'raw', accept_damage=True)
+
     def test_template(self) -> None:
         """All of what a build makes can be judged."""
         source = self.directory / 'source.raw'
