@@ -55,6 +55,7 @@ class Transferred:
     base: str | None  # name of the template that it stands on
     base_path: str | None  # of that template on the source
     base_uuid: str | None  # as the image has it
+    damaged: bool = False  # already where it comes from
 
 
 def mark(uuid: str, migration: int) -> None:
@@ -217,7 +218,9 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
     _forget_failed(uuid)
     sent = []
     for item in storage.find(uuid):
-        info = image.info(item.path)
+        info, damage = image.info(item.path), image.check_data(item.path).damage
+        if damage is not None:
+            LOG.error('%s is damaged, and is sent as it is: %s', item.path, damage)
         base = (
             None
             if info.base_filename is None
@@ -225,7 +228,9 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
         )
         target = os.path.join(directory, os.path.basename(item.path))
         libvirt_utils.copy_image(item.path, target, host=host, compression=False)
-        sent.append(Transferred(item.role, target, base, info.base_path, info.base_uuid))
+        sent.append(
+            Transferred(item.role, target, base, info.base_path, info.base_uuid, damage is not None)
+        )
     _mark(uuid, reserved.SENT)
     return sent
 
@@ -283,6 +288,7 @@ def receive(
                     pool, name, thin=provisioned.whole_size(image.info(source).virtual_size)
                 )
             _copy(source, part)
+            _check_arrived(item, source, part, source_host)
             with pool.lock():
                 if base is not None:
                     image.rebase(part, pool.existing_path(base), unsafe=True)
@@ -291,6 +297,26 @@ def receive(
                 _set_apart(pool, name, item.path, taken)
                 staging.finish(pool, name, part)
         os.unlink(taken)
+
+
+def _check_arrived(item: Transferred, source: str, part: str, source_host: str) -> None:
+    """The checksums of its data came along.
+
+    :raises ServerStorageError: it was damaged on its way
+    """
+    damage = image.check_data(part).damage
+    if damage is None:
+        return
+    if not item.damaged:
+        raise storage.ServerStorageError(
+            reason=(
+                f'{source} was damaged on its way: {damage}. Copy '
+                f'{os.path.basename(item.path)} from its pool on {source_host} there once more, '
+                'and hard reboot the server'
+            )
+        )
+    # The server ran on it, and is not stopped for that.
+    LOG.error('%s has arrived damaged, as it was on %s: %s', source, source_host, damage)
 
 
 def _set_apart(pool: pool_module.Pool, name: str, path: str, taken: str) -> None:

@@ -407,9 +407,29 @@ def check_class(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
 
 
 def check_startable(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
-    """:raises ServerStorageError: as :func:`check_complete` and :func:`check_class`"""
+    """Damage that a scrub has found is only told: whether it matters, the guest alone can tell.
+
+    :raises ServerStorageError: as :func:`check_complete` and :func:`check_class`
+    """
     check_complete(uuid, wanted)
     check_class(uuid, wanted)
+    _warn_of_damage(uuid)
+
+
+def _warn_of_damage(uuid: str) -> None:
+    for item in find(uuid):
+        try:
+            for damaged, found in item.pool.known_damage(item.name):
+                LOG.warning(
+                    'The server %s starts on damaged data: the scrub of %s has found of %s: %s '
+                    '(see the runbook of a damaged image)',
+                    uuid,
+                    found.checked,
+                    damaged.path,
+                    found.findings[0],
+                )
+        except exception.PcowError as e:
+            LOG.warning('Whether %s stands on damaged data cannot be told: %s', item.path, e)
 
 
 def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:

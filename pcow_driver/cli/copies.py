@@ -108,6 +108,11 @@ class Export(command.Command):
             '--format', choices=fork.FORMATS, required=True, help='pcow: a template, sealed.'
         )
         parser.add_argument(
+            '--accept-damage',
+            action='store_true',
+            help='Export it as it is where it is known to be damaged.',
+        )
+        parser.add_argument(
             'words',
             nargs='*',
             metavar='[IMAGE] FILE',
@@ -128,6 +133,7 @@ class Export(command.Command):
                 words[1],
                 parsed_args.format,
                 snapshot=parsed_args.snapshot,
+                accept_damage=parsed_args.accept_damage,
             )
             return
         if parsed_args.quiesce and parsed_args.snapshot is not None:
@@ -142,4 +148,5 @@ class Export(command.Command):
                 parsed_args.device,
                 snapshot=parsed_args.snapshot,
                 quiesce=parsed_args.quiesce,
+                accept_damage=parsed_args.accept_damage,
             )

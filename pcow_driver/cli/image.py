@@ -244,7 +244,7 @@ class Check(show.ShowOne):
                 result.filename,
                 parsed_args.image,
             )
-        if result.corruptions > result.corruptions_fixed:
+        if result.corrupted:
             self._status = 2
         elif result.leaks > result.leaks_fixed:
             self._status = 3
@@ -271,7 +271,7 @@ class Check(show.ShowOne):
                 result.corruptions_fixed,
                 result.leaks,
                 result.leaks_fixed,
-                common.Size(result.lost_size),
+                common.OptionalSize(result.lost_size),
                 result.lost_size_is,
                 _losses(result),
                 result.rescue or '',

@@ -55,6 +55,17 @@ def _snapshot_size(path: str, snapshot: str) -> int:
     )
 
 
+def check_sound(path: str) -> None:
+    """Before something is made to stand on a snapshot of an image.
+
+    :raises ImageDamaged: a scrub has found it damaged, or what it stands on
+    :raises PoolInvalid: a pool should be there
+    """
+    found = _pool_of(path)
+    if found is not None:
+        found.check_sound(os.path.basename(path).removesuffix(names.IMAGE_SUFFIX))
+
+
 def fork(path: str, snapshot: str, name: str) -> str:
     """Make an image on a snapshot of another, in the same directory, and return its path.
 
@@ -65,7 +76,7 @@ def fork(path: str, snapshot: str, name: str) -> str:
     :raises ImageNotFound: ``path`` is not there
     :raises PoolDraining:
     :raises NoRoom: the operator's limits have no room for it
-    :raises ImageDamaged: a scrub has found the image damaged
+    :raises ImageDamaged: a scrub has found the image damaged, or what it stands on
     """
     names.check_snapshot_name(snapshot)
     directory = os.path.dirname(os.path.abspath(path))
@@ -89,22 +100,32 @@ def fork_live(
 
     :raises InvalidName:
     :raises ImageExists:
+    :raises ImageDamaged: as of :func:`fork`, before there is a snapshot
     """
     path = found.select(device).path
     snapshot = names.check_snapshot_name(f'fork-{names.check_new_name("image", name)}')
     target = os.path.join(os.path.dirname(path), name + names.IMAGE_SUFFIX)
     if os.path.lexists(target):
         raise exception.ImageExists(path=target)
+    check_sound(path)
     with temporary_snapshot.snapshot(
         found, snapshot, device, _pool_for_marks(path), quiesce=quiesce, keep=True
     ):
         return fork(path, snapshot, name)
 
 
-def export(path: str, target: str, target_format: str, *, snapshot: str | None = None) -> None:
+def export(
+    path: str,
+    target: str,
+    target_format: str,
+    *,
+    snapshot: str | None = None,
+    accept_damage: bool = False,
+) -> None:
     """Copy an image into a new file: ``raw``, ``qcow2``, or ``pcow``, which becomes a template.
 
     :param snapshot: what to copy; also while somebody writes to the image.  None: its present state
+    :param accept_damage: also if it is known to be damaged, as it is
     :raises ImageExists: ``target`` is there already
     :raises PoolDraining: it would be a template in a pool
     :raises NoRoom: the same, and more is provisioned there than the operator's limits allow
@@ -119,6 +140,7 @@ def export(path: str, target: str, target_format: str, *, snapshot: str | None =
         target_format,
         snapshot=snapshot,
         sealed=target_format == image.FORMAT,
+        accept_damage=accept_damage,
     )
 
 
@@ -130,6 +152,7 @@ def export_domain(
     *,
     snapshot: str | None = None,
     quiesce: bool = False,
+    accept_damage: bool = False,
 ) -> None:
     """Copy the image of a domain, running or not.
 
@@ -141,10 +164,10 @@ def export_domain(
     if os.path.lexists(target):
         raise exception.ImageExists(path=os.path.abspath(target))
     if snapshot is not None or not found.active():
-        export(path, target, target_format, snapshot=snapshot)
+        export(path, target, target_format, snapshot=snapshot, accept_damage=accept_damage)
         return
     temporary = f'export-{uuidlib.uuid4().hex[:12]}'
     with temporary_snapshot.snapshot(
         found, temporary, device, _pool_for_marks(path), quiesce=quiesce
     ):
-        export(path, target, target_format, snapshot=temporary)
+        export(path, target, target_format, snapshot=temporary, accept_damage=accept_damage)

@@ -177,7 +177,7 @@ def _leaks(item: pool_module.ListedImage) -> Iterator[Finding]:
         if image_locks.is_in_use(item.path):
             return  # it is looked at when that ends
         result = image.check(item.path, force_share=True)
-        if result.leaks and not result.corruptions and not image_locks.is_in_use(item.path):
+        if result.leaks and not result.corrupted and not image_locks.is_in_use(item.path):
             yield Finding(Kind.LEAK, item.path, 0, f'{result.leaks} slabs belong to nothing')
     except (exception.PcowError, OSError) as e:
         LOG.debug('%s is not looked at: %s', item.path, e)  # deleted meanwhile, for instance

@@ -50,11 +50,15 @@ def _compare(path: str, rate: int, *, sealed: bool) -> scrubs.Result:
         return scrubs.Result(inode, checked, problem=str(e))
     if not found.data_checked and not sealed:
         return scrubs.Result(inode, checked, problem='it is in use, or its metadata is damaged')
-    return _result(inode, checked, found)
+    return _result(inode, checked, found, sealed=sealed)
 
 
-def _result(inode: int, checked: str, found: model.CheckResult) -> scrubs.Result:
+def _result(
+    inode: int, checked: str, found: model.CheckResult, *, sealed: bool = True
+) -> scrubs.Result:
     findings = [one.message for one in found.findings if one.kind == 'corruption']
+    if sealed and not findings and found.damage:  # beside a writer it may be what he begins
+        findings = [found.damage]
     return scrubs.Result(
         inode,
         checked,

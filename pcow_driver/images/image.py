@@ -341,12 +341,16 @@ def convert(
     snapshot: str | None = None,
     cluster_size: int | None = None,
     sealed: bool = False,
+    accept_damage: bool = False,
 ) -> None:
-    """Copy an image into a new file of another format; sparse stays sparse.
+    """Copy an image into a new file of another format; sparse stays sparse. What is known to be
+    damaged is refused: data of a sealed image that its checksums do not fit, or data that may be
+    lost.
 
     :param snapshot: snapshot of a pcow ``source`` to copy, rather than its active layer; also while
         somebody writes to it
     :param sealed: make a template of a pcow ``target``
+    :param accept_damage: copy it as it is
     :raises ImageNotFound: ``source`` is not there
     :raises ImageExists: ``target`` is there already
     """
@@ -358,6 +362,8 @@ def convert(
         args += ['-o', f'cluster_size={cluster_size}']
     if sealed:
         args += ['-o', 'sealed=on']
+    if accept_damage:
+        args += ['--accept-damage']
     _run('convert', '-f', source_format, '-O', target_format, *args, _existing(source), target)
 
 

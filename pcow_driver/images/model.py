@@ -42,6 +42,9 @@ class Reader:
             raise self.error(f'{key} is {value}')
         return value
 
+    def optional_integer(self, key: str) -> int | None:
+        return None if self.fields.get(key) is None else self.integer(key)
+
     def string(self, key: str) -> str:
         value: str = self._get(key, str, ...)
         return value
@@ -274,8 +277,10 @@ class CheckResult:
     corruptions_fixed: int
     leaks: int
     leaks_fixed: int
-    lost_size: int  # guest data and VM state that repair gives up, or would
-    lost_size_is: str  # exact, at-most, estimate
+    leaks_doubtful: int  # of the leaks: what may hold data
+    # guest data and VM state that repair gives up, or would; None: some, and nothing tells how much
+    lost_size: int | None
+    lost_size_is: str  # exact, at-most, estimate, unknown
     slabs: int
     slabs_used: int
     findings: tuple[Finding, ...]
@@ -295,11 +300,19 @@ class CheckResult:
         return self.corruptions == self.corruptions_fixed and self.leaks == self.leaks_fixed
 
     @property
+    def corrupted(self) -> bool:
+        """Space that nothing uses is no damage, unless it may hold data."""
+        return self.corruptions > self.corruptions_fixed or (
+            bool(self.leaks_doubtful) and self.leaks > self.leaks_fixed
+        )
+
+    @property
     def damage(self) -> str | None:
-        """The first corruption in words; None if there is none. Space that nothing uses is none."""
-        found = [one.message for one in self.findings if one.kind == 'corruption']
-        if self.corruptions == self.corruptions_fixed:
+        """The first corruption in words; None if there is none."""
+        if not self.corrupted:
             return None
+        kind = 'corruption' if self.corruptions > self.corruptions_fixed else 'leak'
+        found = [one.message for one in self.findings if one.kind == kind]
         return found[0] if found else 'it is damaged'
 
     @classmethod
@@ -312,7 +325,8 @@ class CheckResult:
             corruptions_fixed=data.integer('corruptions-fixed', 0),
             leaks=data.integer('leaks', 0),
             leaks_fixed=data.integer('leaks-fixed', 0),
-            lost_size=data.integer('lost-size', 0),
+            leaks_doubtful=data.integer('leaks-doubtful', 0),
+            lost_size=data.optional_integer('lost-size'),
             lost_size_is=data.optional_string('lost-size-is') or 'exact',
             slabs=data.integer('slabs', 0),
             slabs_used=data.integer('slabs-used', 0),

@@ -82,6 +82,19 @@ class ListedImage:
     error: str | None = None
 
 
+def _chain(items: dict[str, ListedImage], name: str) -> Iterator[ListedImage]:
+    """An image and what it stands on, top first, as far as a list tells; what cannot be read ends
+    it.
+    """
+    seen: set[str] = set()
+    at = items.get(name)
+    while at is not None and at.name not in seen:  # damage can make a ring
+        seen.add(at.name)
+        yield at
+        base = at.summary.base_filename if at.summary else None
+        at = items.get(base.removesuffix(names.IMAGE_SUFFIX)) if base else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Pool:
     name: str
@@ -229,12 +242,7 @@ class Pool:
         items = {item.name: item for item in self.listed()}
         own = items.get(name)
         # with itself: what it stands on cannot stand on it, readable or not
-        below: set[str] = set()
-        at = own
-        while at is not None and at.name not in below:
-            below.add(at.name)
-            base = at.summary.base_filename if at.summary else None
-            at = items.get(base.removesuffix(names.IMAGE_SUFFIX)) if base else None
+        below = {item.name for item in _chain(items, name)}
         found = []
         for item in items.values():
             if item.summary is None:
@@ -253,9 +261,33 @@ class Pool:
     def check_sound(self, base: str) -> None:
         """Before something is made to stand on this image.
 
-        :raises ImageDamaged: a scrub has found it damaged
+        :raises ImageDamaged: a scrub has found it damaged, or what it stands on
         """
-        scrubs.check_sound(self.uuid, self.name, os.path.realpath(self.image_path(base)), base)
+        for item, found in self.known_damage(base):
+            raise exception.ImageDamaged(
+                path=item.path,
+                above='' if item.name == base else f', on which {base} stands,',
+                when=found.checked,
+                finding=found.findings[0],
+                pool=self.name,
+                name=item.name,
+            )
+
+    def known_damage(self, name: str) -> list[tuple[ListedImage, scrubs.Result]]:
+        """Which images of a chain a scrub has found damaged, and nobody has accepted that; top
+        first. Nearly always there are none in the pool, and nothing else is looked at.
+        """
+        known = scrubs.read(self.uuid)
+        if not known.damaged():
+            return []
+        # a symbolic link is no image of the list
+        own = os.path.basename(os.path.realpath(self.image_path(name)))
+        items = {item.name: item for item in self.listed()}
+        return [
+            (item, found)
+            for item in _chain(items, own.removesuffix(names.IMAGE_SUFFIX))
+            if (found := known.damage_of(item.name, item.path))
+        ]
 
     def create_image(
         self,

@@ -81,6 +81,15 @@ class Scrub:
             name for name, one in self.images.items() if one.is_damaged and not one.accepted
         )
 
+    def damage_of(self, name: str, path: str) -> Result | None:
+        """What nobody has accepted of this very file; None: nothing is known against it."""
+        found = self.images.get(name)
+        if found is not None and found.is_damaged and not found.accepted:
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == found.inode:
+                    return found
+        return None
+
     def unknown(self) -> list[str]:
         """Those that could not be looked at."""
         return sorted(name for name, one in self.images.items() if one.problem)
@@ -164,18 +173,3 @@ def forget(uuid: str) -> None:
     """The pool is one of this host no longer."""
     with contextlib.suppress(OSError):
         os.unlink(_path(uuid))
-
-
-def check_sound(uuid: str, pool: str, path: str, name: str) -> None:
-    """Before something is made to stand on an image.
-
-    :raises ImageDamaged: a scrub has found damage of this file that nobody has accepted
-    """
-    found = read(uuid).images.get(name)
-    if found is None or not found.is_damaged or found.accepted:
-        return
-    with contextlib.suppress(OSError):
-        if os.stat(path).st_ino == found.inode:
-            raise exception.ImageDamaged(
-                path=path, when=found.checked, finding=found.findings[0], pool=pool, name=name
-            )

@@ -65,6 +65,7 @@ def fork(
     :raises DomainExists: a child's name is taken
     :raises ImageExists:
     :raises NoRoom: the operator's limits have no room for it
+    :raises ImageDamaged: a scrub has found an image damaged, or what it stands on
     :raises QmpFailed: QEMU cannot, and says why
     """
     if name is not None:
@@ -84,6 +85,8 @@ def fork(
     for child in children:
         if domain.exists(connection, child):
             raise exception.DomainExists(domain=child)
+    for path in parent.writable():
+        image_fork.check_sound(path)
     with contextlib.ExitStack() as stack:
         if name is None:
             name = f'fork-{children[0]}'

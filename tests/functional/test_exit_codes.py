@@ -63,11 +63,18 @@ class ExitCodesTest(test_pcowctl.TestCase):
         self.run_program(test_pcowctl.BIN / 'pcow-io', '-c', 'write 0 64k', self.image)
         images.patch(self.image, (64 << 10) + 8, b'\xff' * 16)  # whichever of the first two
 
+    def forget_data(self) -> None:
+        """A slab table of zeros owns nothing: what was data looks like space that nothing uses."""
+        self.run_program(test_pcowctl.BIN / 'pcow-io', '-c', 'write 0 64k', self.image)
+        images.patch(self.image, 64 << 10, bytes(4096))
+
     def leak(self) -> None:
-        """As a crash leaves it: a slab that nothing refers to."""
+        """As a crash leaves it: a slab that nothing refers to, beside one that is in use."""
+        self.run_program(test_pcowctl.BIN / 'pcow-io', '-c', 'write 0 64k', self.image)
         with self.image.open('r+b') as f:
-            f.truncate(len(self.healthy) + (2 << 20))
-            f.seek(len(self.healthy))
+            end = f.seek(0, os.SEEK_END)
+            f.truncate(end + (2 << 20))
+            f.seek(end)
             f.write(b'x' * 4096)
 
     def heal(self) -> None:
@@ -80,6 +87,9 @@ class ExitCodesTest(test_pcowctl.TestCase):
         ):
             self.ends(program, row, 0, *words)
             self.damage()
+            self.ends(program, row, 2, *words)
+            self.heal()
+            self.forget_data()
             self.ends(program, row, 2, *words)
             self.heal()
             self.leak()

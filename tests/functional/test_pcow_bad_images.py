@@ -330,6 +330,7 @@ class CheckTest(images.ImageTestCase):
                 'corruptions-fixed': 0,
                 'leaks': 0,
                 'leaks-fixed': 0,
+                'leaks-doubtful': 0,
                 'lost-size': 0,
                 'lost-size-is': 'exact',
                 'lost': [],

@@ -64,6 +64,27 @@ class ChecksumTest(images.ImageTestCase):
         self.img('check', '-q', '-r', 'all', '--data', 'a.pcow', code=2)
         self.img('check', '-q', '--data', 'a.pcow', code=2)
 
+    def test_convert(self):
+        """Damage does not pass into a copy that has no checksums."""
+        self.img('seal', '-q', '--checksums', 'a.pcow')
+        self.img('convert', '-q', '-O', 'raw', 'a.pcow', 'whole')
+        self.damage()
+        self.path('old').write_bytes(b'old')
+        for target in (('-O', 'raw', 'a.pcow', 'old'), ('-O', 'qcow2', 'a.pcow', 'new')):
+            self.img_fails(
+                'convert',
+                *target,
+                message=r'a\.pcow is damaged: the 2 MiB from guest byte 0 .*--accept-damage$',
+            )
+        self.assertEqual(b'old', self.path('old').read_bytes())
+        self.assertFalse(self.path('new').exists())
+        self.img('convert', '-q', '--accept-damage', '-O', 'raw', 'a.pcow', 'old')
+        self.img('compare', '-q', 'a.pcow', '-F', 'raw', 'whole', code=1)
+        self.img('compare', '-q', 'a.pcow', '-F', 'raw', 'old')
+        # a server goes on, and so does what is taken of it
+        self.img('create', '-q', '-b', 'a.pcow', 'server.pcow')
+        self.img('convert', '-q', '-O', 'raw', 'server.pcow', 'new')
+
     def test_sealed_without(self):
         self.assertEqual('Image sealed.\n', self.img('seal', 'a.pcow'))
         self.assertFalse(self.info()['checksums'])

@@ -63,13 +63,15 @@ static void count_slabs(struct check *check)
 }
 
 /* From the start: what a pass has found does not count for the next one. */
-static void begin(struct check *check, const struct check_request *request, bool repair, bool tell)
+static void begin(struct check *check, const struct check_request *request, bool repair, bool tell,
+                  bool found)
 {
     struct check fresh = {
         .file = check->file,
         .rescue = check->rescue,
         .repair = repair,
         .intended = request->flags & PCOW_CHECK_REPAIR,
+        .found_before = found,
         .unlocked = request->flags & PCOW_CHECK_FORCE_SHARE,
         .finding = tell ? request->finding : NULL,
         .loss = tell ? request->loss : NULL,
@@ -90,12 +92,13 @@ static void begin(struct check *check, const struct check_request *request, bool
 static int pass(struct check *check, const struct check_request *request, bool repair, bool tell)
 {
     char suffix[sizeof request->result->rescue_suffix];
+    bool found = request->result->corruptions || request->result->leaks;
     int ret;
 
     memcpy(suffix, request->result->rescue_suffix, sizeof suffix);
     memset(request->result, 0, sizeof *request->result);
     memcpy(request->result->rescue_suffix, suffix, sizeof suffix);
-    begin(check, request, repair, tell);
+    begin(check, request, repair, tell, found);
     ret = run(check);
     count_slabs(check);
     check_tell_losses(check);

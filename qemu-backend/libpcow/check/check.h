@@ -74,6 +74,9 @@ struct check {
     bool ids_uncertain;                   /* next_layer_id was lost and comes from the copy */
     bool slots_uncertain;                 /* the same of layer_slots */
     bool generation_raised;
+    bool found_before;                    /* the pass before the repair has found something */
+    /* the image was sealed with checksums of all data; until the end, its header says so no more */
+    bool all_summed;
 
     uint64_t slab_count;
     uint64_t length;                      /* of the file as it was found */

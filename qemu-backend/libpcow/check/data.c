@@ -20,10 +20,28 @@
 #define MOST_SHOWN 200u
 #define TEXT_SIZE sizeof((struct pcow_error *)0)->message
 
+/*
+ * A repair that is interrupted has dropped checksums, perhaps, and the next one does not know of
+ * them: so the header is the first to stop promising them.
+ */
+static int stop_promising(struct check *check)
+{
+    uint64_t state = word_value(check->header.state);
+
+    if (!check->repair || !check->found_before || !(state & HEADER_CHECKSUMS))
+        return 0;
+    check->all_summed = true;
+    return check_set_header_word(check, offsetof(struct header, state),
+                                 state & ~(uint64_t)HEADER_CHECKSUMS);
+}
+
 int check_datasums(struct check *check)
 {
-    int ret = check->repair ? datasum_attach(&check->file) : 0;
+    int ret = stop_promising(check);
 
+    if (ret)
+        return ret;
+    ret = check->repair ? datasum_attach(&check->file) : 0;
     return ret ? error_set_errno(check->error, ret, "cannot read the checksums of the data of %s",
                                  check->file.path)
                : 0;
@@ -56,14 +74,16 @@ int check_all_summed(struct check *check)
         dropped += slab->summed && !datasum_may_be(&check->file, slab->slab)
                    && (slab->owner.kind == OWNER_DATA || slab->owner.kind == OWNER_STATE);
     }
-    if (!dropped || !(state & HEADER_CHECKSUMS))
+    if (!check->all_summed)
         return 0;
+    if (!dropped)
+        return check_set_header_word(check, offsetof(struct header, state),
+                                     state | HEADER_CHECKSUMS);
     check_note(check,
                "%llu slabs were changed by the repair and have no checksum any more, so not all "
                "data of this sealed image has one",
                (unsigned long long)dropped);
-    return check_set_header_word(check, offsetof(struct header, state),
-                                 state & ~(uint64_t)HEADER_CHECKSUMS);
+    return 0;
 }
 
 struct verify {

@@ -66,6 +66,9 @@ void check_doubtful(struct check *check, const char *format, ...)
     va_list args;
 
     check->result->leaks++;
+    /* A mirror would have told of a page that is lost, but for one that a writer was changing. */
+    if (check->file.heads < MIRROR_HEADS)
+        check->result->leaks_doubtful++;
     if (check->repair)
         check->result->leaks_fixed++;
     va_start(args, format);

@@ -190,6 +190,7 @@ static void put_snapshots(struct rescue *rescue)
 static void put_all(struct rescue *rescue)
 {
     const struct check *check = rescue->check;
+    const struct pcow_check_result *result = check->result;
     char first[RESCUE_FIRST_SIZE];
 
     rescue_first_words(check, first);
@@ -197,9 +198,12 @@ static void put_all(struct rescue *rescue)
     put_snapshots(rescue);
     for (size_t i = 0; i < check->loss_count && rescue->error == 0; i++)
         put_loss(rescue, &check->losses[i]);
-    put_line(rescue, "{\"end\": %llu, \"lost-size\": %llu}\n",
-             (unsigned long long)check->result->losses,
-             (unsigned long long)check->result->lost_size);
+    if (result->lost_size == 0 && result->lost_certainty == PCOW_ESTIMATE)
+        put_line(rescue, "{\"end\": %llu, \"lost-size\": null}\n",
+                 (unsigned long long)result->losses);
+    else
+        put_line(rescue, "{\"end\": %llu, \"lost-size\": %llu}\n",
+                 (unsigned long long)result->losses, (unsigned long long)result->lost_size);
 }
 
 static int write_all(struct check *check, int fd, const char *path)

@@ -58,9 +58,9 @@ const char *mirror_page_name(unsigned page)
 {
     uint64_t offset = (uint64_t)page * PCOW_PAGE_SIZE;
 
-    return offset >= BITMAP_OFFSET        ? "page bitmaps"
-           : offset >= LAYER_TABLE_OFFSET ? "layer records"
-           : offset >= SLAB_TABLE_OFFSET  ? "slab table"
+    return offset >= BITMAP_OFFSET        ? "page of bitmaps"
+           : offset >= LAYER_TABLE_OFFSET ? "page of layer records"
+           : offset >= SLAB_TABLE_OFFSET  ? "page of the slab table"
            : page == 0                    ? "header"
                                           : "copy of the header";
 }
@@ -360,7 +360,7 @@ static int verify_page(struct file *file, struct verified *v, unsigned page,
         return 0;
     return error_set(error, -EBADMSG,
                      "%s: its %s at byte %llu, or the checksum of that, is damaged; pcow-img check "
-                     "tells what it held, and pcow-img check -r all puts it right",
+                     "tells what it held; copy the file, then pcow-img check -r all puts it right",
                      file->path, mirror_page_name(page), (unsigned long long)offset);
 }
 
@@ -378,8 +378,8 @@ static int verify_group(struct file *file, struct verified *v, struct pcow_error
             ret = verify_page(file, v, page, error);
     if (!ret && v->group == 0 && !v->words[0])
         ret = error_set(error, -EBADMSG,
-                        "%s: the checksums of its metadata are gone; pcow-img check -r all makes "
-                        "them anew",
+                        "%s: the checksums of its metadata are gone; copy the file, then pcow-img "
+                        "check -r all makes them anew",
                         file->path);
     return ret;
 }

@@ -636,7 +636,12 @@ enum pcow_certainty {
 struct pcow_check_result {
     uint64_t corruptions, corruptions_fixed;
     uint64_t leaks, leaks_fixed;               /* slabs */
-    /* bytes of guest data and VM state that a repair gives up, or would */
+    /* of them those that may hold data: what would tell may be lost, and has no mirror */
+    uint64_t leaks_doubtful;
+    /*
+     * bytes of guest data and VM state that a repair gives up, or would; 0 and PCOW_ESTIMATE: some,
+     * and nothing tells how many
+     */
     uint64_t lost_size;
     enum pcow_certainty lost_certainty;
     /* ranges, with those of which no bytes are counted */

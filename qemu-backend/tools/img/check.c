@@ -103,6 +103,7 @@ static int print_json(const char *path, const struct pcow_check_result *result,
     json_put_size(object, "corruptions-fixed", result->corruptions_fixed);
     json_put_size(object, "leaks", result->leaks);
     json_put_size(object, "leaks-fixed", result->leaks_fixed);
+    json_put_size(object, "leaks-doubtful", result->leaks_doubtful);
     losses_put_json(object, result, &list->losses);
     if (result->rescue_suffix[0]) {
         char rescue[PATH_MAX];
@@ -229,7 +230,10 @@ static int check(const char *path, struct check_request *request)
     if (result.corruptions > result.corruptions_fixed) {
         return CORRUPTED;
     }
-    return result.leaks > result.leaks_fixed ? LEAKING : CLEAN;
+    if (result.leaks > result.leaks_fixed) {
+        return result.leaks_doubtful ? CORRUPTED : LEAKING;
+    }
+    return CLEAN;
 }
 
 static int run(int argc, char **argv)
@@ -312,7 +316,7 @@ const struct command check_command = {
             "  -q                         print nothing but errors, and what a repair has lost\n"
             "  -f pcow                    the format (there is no other)\n"
             "  --output human|json        default: human\n"
-            "Exit code: 0 clean or repaired, 1 not checked, 2 corrupted, 3 leaks only, 63 format "
-            "without checks.\n",
+            "Exit code: 0 clean or repaired, 1 not checked, 2 corrupted or data may be lost, 3 "
+            "leaks only, 63 format without checks.\n",
     .run = run,
 };

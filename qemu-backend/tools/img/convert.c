@@ -20,7 +20,7 @@ struct convert_request {
     uint64_t cluster_size;
     char qcow2_options[1024];
     char *option_list;                         /* of all -o */
-    bool existing, quiet, progress, force_share, sealed;
+    bool existing, quiet, progress, force_share, sealed, accept_damage;
 };
 
 static bool is_qcow2_option(const char *key)
@@ -155,6 +155,8 @@ static int convert(struct convert_request *request, struct pcow_error *error)
         .path = request->source_path,
         .snapshot = request->snapshot,
         .force_share = request->force_share,
+        .compare_data = true,
+        .accept_damage = request->accept_damage,
     };
     struct target_options to = {
         .path = request->target_path,
@@ -213,8 +215,11 @@ static int convert(struct convert_request *request, struct pcow_error *error)
 /* Returns 0, or after a report or the help -1 with *status, the exit code. */
 static int parse(int argc, char **argv, struct convert_request *request, int *status)
 {
-    static const struct option names[] = {
-        HELP_OPTION, {"force-share", no_argument, NULL, 'U'}, END_OF_OPTIONS};
+    enum { ACCEPT_DAMAGE = 256 };
+    static const struct option names[] = {HELP_OPTION,
+                                          {"accept-damage", no_argument, NULL, ACCEPT_DAMAGE},
+                                          {"force-share", no_argument, NULL, 'U'},
+                                          END_OF_OPTIONS};
     int option;
 
     *status = EXIT_FAILURE;
@@ -230,6 +235,7 @@ static int parse(int argc, char **argv, struct convert_request *request, int *st
         case 'B': request->base = optarg; break;
         case 'F': request->base_format = optarg; break;
         case 'l': request->snapshot = optarg; break;
+        case ACCEPT_DAMAGE: request->accept_damage = true; break;
         case 'o':
             if (!append_key_values(&request->option_list, optarg)) {
                 return -1;
@@ -262,7 +268,7 @@ static int run(int argc, char **argv)
 const struct command convert_command = {
     .name = "convert",
     .arguments = "[-p] [-q] [-U] [-n] [-f FMT] [-O FMT] [-B BASE [-F FMT]] [-o OPTIONS] [-l "
-                 "SNAPSHOT] SOURCE DESTINATION",
+                 "SNAPSHOT] [--accept-damage] SOURCE DESTINATION",
     .summary = "Copy an image into another format; sparse stays sparse",
     .help =
         "  -f FMT                     format of SOURCE: raw, qcow2, pcow, pcow1; may be left out "
@@ -282,6 +288,7 @@ const struct command convert_command = {
         "  -o ...                     for qcow2: qemu-img's compat, cluster_size, "
         "compression_type, extended_l2,\n"
         "                             lazy_refcounts, preallocation, refcount_bits\n"
+        "  --accept-damage            copy SOURCE as it is, also if it is known to be damaged\n"
         "  -U, --force-share          take no lock on SOURCE: also while it is in use\n"
         "  -p                         show progress\n"
         "  -q                         print nothing on success\n"

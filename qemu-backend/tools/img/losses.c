@@ -24,6 +24,12 @@ static const char *const certainty_name[] = {
     [PCOW_ESTIMATE] = "estimate",
 };
 
+/* Of no range that is lost is known how many bytes it has. */
+static bool is_unknown(const struct pcow_check_result *result)
+{
+    return result->lost_size == 0 && result->lost_certainty == PCOW_ESTIMATE;
+}
+
 static void put_offset(json_object *object, const char *key, uint64_t offset)
 {
     if (offset != PCOW_NOWHERE) {
@@ -120,7 +126,7 @@ const char *losses_text(const struct pcow_check_result *result, char *text, size
     if (result->lost_size) {
         snprintf(text, size, "%s%" PRIu64 " bytes of guest data and VM state",
                  prefix[result->lost_certainty], result->lost_size);
-    } else if (result->lost_certainty == PCOW_ESTIMATE) {
+    } else if (is_unknown(result)) {
         snprintf(text, size, "guest data and VM state, and nothing tells how much");
     } else {
         snprintf(text, size, "what %" PRIu64 " damaged parts of the metadata said", result->losses);
@@ -131,8 +137,13 @@ const char *losses_text(const struct pcow_check_result *result, char *text, size
 void losses_put_json(json_object *object, const struct pcow_check_result *result,
                      const struct loss_list *list)
 {
-    json_put_size(object, "lost-size", result->lost_size);
-    json_put_text(object, "lost-size-is", certainty_name[result->lost_certainty]);
+    if (is_unknown(result)) {
+        json_object_object_add(object, "lost-size", NULL);
+        json_put_text(object, "lost-size-is", "unknown");
+    } else {
+        json_put_size(object, "lost-size", result->lost_size);
+        json_put_text(object, "lost-size-is", certainty_name[result->lost_certainty]);
+    }
     json_object_object_add(object, "lost", list->array);
     json_put_size(object, "lost-left-out", list->left_out);
     json_put_bool(object, "refused", result->refused);

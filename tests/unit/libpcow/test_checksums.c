@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "check/check.h"
 #include "format/format2.h"
 
 #define SLABS 8u
@@ -529,6 +530,75 @@ static void test_repair_of_a_sealed_image(void **state)
     assert_int_equal(verify().corruptions, 0);
 }
 
+struct killer {
+    struct observer observer;
+    unsigned left;
+};
+
+static int kill_at(struct observer *observer, const struct observation *observation)
+{
+    struct killer *killer = (struct killer *)observer;
+
+    (void)observation;
+    if (killer->left-- == 0)
+        _exit(1);
+    return 0;
+}
+
+/* True: it was killed at this step. */
+static bool repair_until(unsigned step)
+{
+    struct killer killer = {.observer = {.look = kill_at}, .left = step};
+    int status;
+    pid_t child = fork();
+
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct pcow_check_result result;
+        struct pcow_error error;
+
+        _exit(
+            check_file(&(struct check_request){.path = IMAGE,
+                                               .flags = PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS,
+                                               .result = &result,
+                                               .error = &error,
+                                               .observer = &killer.observer})
+                ? 2
+                : 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) < 2);
+    return WEXITSTATUS(status) == 1;
+}
+
+/* Wherever a repair is killed, the next one leaves no checksum that is missed for ever. */
+static void test_interrupted_repair(void **state)
+{
+    unsigned step = 0;
+    bool killed;
+
+    (void)state;
+    do {
+        struct owner owner;
+        uint64_t slab, last = 0;
+
+        unlink(IMAGE);
+        make_image();
+        seal();
+        for (unsigned n = 0; (slab = owned_slab(n, &owner)); n++)
+            last = slab;
+        assert_int_equal(truncate(IMAGE, (off_t)((last << SLAB_BITS) + PAGE)), 0);
+        killed = repair_until(step++);
+        repair();
+        unlink(scratch("image.pcow.rescue-2"));
+        if (verify().corruptions)
+            fail_msg("killed at step %u: %s", step - 1, findings);
+        assert_false(all_had_checksums());
+    } while (killed);
+    print_message("killed at %u steps\n", step - 1);
+    assert_true(step > 5);
+}
+
 static void test_others(void **state)
 {
     pcow_image *image;
@@ -588,6 +658,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_repair_drops_them, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_repair_of_a_sealed_image, scratch_setup,
                                         scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_interrupted_repair, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_others, scratch_setup, scratch_teardown),
     };
 

@@ -90,6 +90,8 @@ static struct told *expect(const char *what, uint64_t least, uint64_t most,
         fail_msg("%s: %llu bytes are said to be lost (%d), not %llu to %llu (%d)\n%s", what,
                  (unsigned long long)before.result.lost_size, before.result.lost_certainty,
                  (unsigned long long)least, (unsigned long long)most, certainty, before.text);
+    if (before.result.losses && !before.result.corruptions && !before.result.leaks_doubtful)
+        fail_msg("%s: what may be data is said to be a mere leak\n%s", what, before.text);
     ret = pcow_open(IMAGE, 0, NULL, &image, NULL);
     if (!ret)
         pcow_close(image);

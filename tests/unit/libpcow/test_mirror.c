@@ -347,7 +347,7 @@ static void test_what_it_held_is_told(void **state)
     make_image();
     write_page(BITMAP_OFFSET / PAGE, zeros);
     check(0);
-    assert_non_null(strstr(findings, "page bitmaps at byte 1048576"));
+    assert_non_null(strstr(findings, "page of bitmaps at byte 1048576"));
     assert_non_null(strstr(findings, "guest bytes 0 to 127926271 of layer 1"));
     write_page(BITMAP_OFFSET / PAGE, pristine[BITMAP_OFFSET / PAGE]);
     write_page(LAYER_TABLE_OFFSET / PAGE, zeros);

@@ -519,6 +519,46 @@ class MigrationTest(base.TestCase):
     def test_killed_when_it_has_appeared(self) -> None:
         self.killed_at('finish', after=True)
 
+    def _with_checksums(self) -> None:
+        """Of what a snapshot of the root has."""
+        path = self.path('root')
+        image.snapshot_create(path, 'kept')
+        tool.run(tool.find('pcow_img'), 'checksum', '-q', path)
+
+    @staticmethod
+    def _damage(path: str) -> None:
+        content = Path(path).read_bytes()
+        Path(path).write_bytes(content.replace(b'\x11' * 4096, b'\x11' * 4095 + b'\x12', 1))
+
+    def test_data_that_are_damaged_on_their_way(self) -> None:
+        self._with_checksums()
+        original = self.path('root')
+        sent = migration.send(_UUID, str(self.instance), None)
+        there = self.on('there')
+        self._damage(sent[0].path)
+
+        def receive() -> None:
+            migration.receive(_UUID, there, sent, 'source', str(self.instance), self.template)
+
+        error = self.assertRaises(storage.ServerStorageError, receive)
+        self.assertIn('was damaged on its way: the 2 MiB from guest byte', str(error))
+        self.assertIn('hard reboot the server', str(error))
+        self.assertEqual([], storage.find(_UUID))
+        # the way out
+        shutil.copyfile(original, sent[0].path)
+        receive()
+        self.check_contents()
+
+    def test_data_that_were_damaged_before(self) -> None:
+        """The server goes on, as it did."""
+        self._with_checksums()
+        self._damage(self.path('root'))
+        with self.assertLogs('nova_pcow.migration', 'ERROR') as log:
+            self.move(self.template)
+        self.assertIn('is sent as it is', log.output[0])
+        self.assertIn('has arrived damaged', log.output[1])
+        self.assertTrue(holds(self.path('data0'), 0, 64 * units.KIB, 0x22))
+
     def test_copy_that_arrives_damaged(self) -> None:
         sent = migration.send(_UUID, str(self.instance), None)
         os.truncate(sent[0].path, 8192)

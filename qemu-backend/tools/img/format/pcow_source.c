@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "format/source.h"
+#include "losses.h"
 #include "report.h"
 
 struct pcow_source {
@@ -36,6 +38,82 @@ static void close_image(struct source *source)
     free(pcow);
 }
 
+/*
+ * An image without a mirror opens although its bitmaps or its slab table are lost: what they told
+ * of would be read as the base's bytes or as zeros. Beside a writer nothing can be said of that.
+ */
+static int look_for_losses(pcow_image *image, struct pcow_error *error)
+{
+    struct pcow_check_result result;
+    struct pcow_info info;
+    struct pcow_error busy;
+    char text[128];
+    int r = 0;
+
+    for (; image && !r; image = pcow_base(image)) {
+        pcow_get_info(image, &info);
+        if (info.mirror || info.format == 1) {
+            continue;
+        }
+        r = pcow_check_losses(pcow_path(image), 0, NULL, NULL, NULL, &result, &busy);
+        if (r == -EBUSY) {
+            r = 0;
+        } else if (r) {
+            *error = busy;
+        } else if (result.losses) {
+            r = fail(error, -EBADMSG,
+                     "%s may have lost %s, which would be read as if it had never been written; "
+                     "see pcow-img check: repair it, or put a whole copy in its place",
+                     pcow_path(image), losses_text(&result, text, sizeof(text)));
+        }
+    }
+    return r;
+}
+
+static void keep_first(void *opaque, enum pcow_finding_kind kind, const char *message)
+{
+    char *first = opaque;
+
+    if (kind == PCOW_FINDING_CORRUPTION && !*first) {
+        snprintf(first, sizeof(((struct pcow_error *)0)->message), "%s", message);
+    }
+}
+
+/* Of a sealed image, which nobody changes meanwhile. */
+static int compare_data(pcow_image *image, const char *path, struct pcow_error *error)
+{
+    char first[sizeof(error->message)] = "";
+    struct pcow_data_result result;
+    struct pcow_info info;
+    int r;
+
+    pcow_get_info(image, &info);
+    if (info.format == 1 || !info.sealed || !info.mirror) {
+        return 0;
+    }
+    r = pcow_check_data(path, 0, keep_first, NULL, first, &result, error);
+    if (!r && result.corruptions) {
+        r = fail(error, -EBADMSG,
+                 "%s is damaged: %.300s; put a whole copy in its place (pcow-img check --data "
+                 "tells all of it), or copy it as it is with --accept-damage",
+                 path, first);
+    }
+    return r;
+}
+
+static int look(const struct source_options *options, pcow_image *image, struct pcow_error *error)
+{
+    int r = 0;
+
+    if (!options->accept_damage && !options->force_share) {
+        r = look_for_losses(image, error);
+    }
+    if (!r && !options->accept_damage && options->compare_data) {
+        r = compare_data(image, options->path, error);
+    }
+    return r;
+}
+
 int pcow_source_open(const struct source_options *options, struct source **source,
                      struct pcow_error *error)
 {
@@ -56,6 +134,12 @@ int pcow_source_open(const struct source_options *options, struct source **sourc
         if (r == -EBUSY && !options->snapshot) {
             fail(error, r, "%s; a snapshot of it can be read meanwhile", busy.message);
         }
+        return r;
+    }
+    r = look(options, pcow->image, error);
+    if (r) {
+        pcow_close(pcow->image);
+        free(pcow);
         return r;
     }
     pcow->source.operations = &operations;

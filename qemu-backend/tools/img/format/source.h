@@ -44,6 +44,9 @@ struct source_options {
     enum image_format format;
     const char *snapshot;                      /* NULL: the present state; not for raw */
     bool force_share;                          /* take no lock */
+    /* of pcow: compare the data of a sealed one with their checksums before */
+    bool compare_data;
+    bool accept_damage;                        /* of pcow: do not look for any */
 };
 
 int source_open(const struct source_options *options, struct source **source,

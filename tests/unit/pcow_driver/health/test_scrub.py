@@ -116,6 +116,61 @@ class ScrubTest(base.TestCase):
         self.assertRaises(exception.ImageDamaged, fork.fork, path, 's', 'f')
         self.assertRaises(exception.ImageDamaged, device.create_on, self.pool, 'o', 'device')
 
+    def _chain(self) -> None:
+        """web2 on a snapshot of web1, which stands on the template a."""
+        self.pool.create_image('web1', base='a')
+        image.snapshot_create(self.pool.existing_path('web1'), 's1')
+        fork.fork(self.pool.existing_path('web1'), 's1', 'web2')
+        image.snapshot_create(self.pool.existing_path('web2'), 's2')
+
+    def test_chain_is_refused(self) -> None:
+        """Damage far below is damage, too."""
+        self._chain()
+        self._damage('a')
+        self.assertEqual(['a'], self._scrub().damaged())
+        path = self.pool.existing_path('web1')
+        for refused in (
+            lambda: self.pool.create_image('web3', base='web1'),
+            lambda: self.pool.create_image('web3', base='web2'),
+            lambda: fork.fork(path, 's1', 'web3'),
+            lambda: fork.check_sound(self.pool.existing_path('web2')),
+        ):
+            error = self.assertRaises(exception.ImageDamaged, refused)
+            self.assertIn('/a.pcow, on which web', str(error))
+            self.assertIn('pcowctl pool scrub p --accept a', str(error))
+        self.assertFalse((self.directory / 'p/web3.pcow').exists())
+        self.pool.create_image('other', base='b')
+        scrub.accept(self.pool, 'a')
+        self.pool.create_image('web3', base='web1')
+        fork.fork(path, 's1', 'web4')
+
+    def test_chain_by_a_link(self) -> None:
+        """The list has no symbolic links."""
+        self._chain()
+        web = self.directory / 'p/web.pcow'
+        web.symlink_to('web1.pcow')
+        self._damage('a')
+        self._scrub()
+        self.assertRaises(exception.ImageDamaged, fork.fork, str(web), 's1', 'c')
+
+    def test_fork_of_a_running_guest(self) -> None:
+        """Before a snapshot is taken for it."""
+        self._chain()
+        self._damage('a')
+        self._scrub()
+        found = mock.Mock()
+        found.select.return_value.path = self.pool.existing_path('web1')
+        self.assertRaises(exception.ImageDamaged, fork.fork_live, found, 'web3')
+        found.snapshot_create.assert_not_called()
+
+    def test_export_is_refused(self) -> None:
+        target = str(self.directory / 'out')
+        self._damage('a')
+        path = self.pool.existing_path('a')
+        error = self.assertRaises(exception.ToolFailed, fork.export, path, target, 'raw')
+        self.assertIn('--accept-damage', str(error))
+        fork.export(path, target, 'raw', accept_damage=True)
+
     def test_template(self) -> None:
         """All of what a build makes can be judged."""
         source = self.directory / 'source.raw'

@@ -139,6 +139,23 @@ class OtherOutputTest(base.TestCase):
         self.assertEqual((3, True), (found.lost_left_out, found.refused))
         self.assertIsNone(found.rescue)
 
+    def test_nothing_tells_how_much_is_lost(self) -> None:
+        """No corruption, and no mere leak."""
+        value = recorded('check.json') | {
+            'leaks': 1,
+            'leaks-doubtful': 1,
+            'lost-size': None,
+            'lost-size-is': 'unknown',
+            'lost': [{'kind': 'unknown', 'length': 0}],
+            'findings': [{'kind': 'leak', 'message': 'slab 3'}],
+        }
+        found = model.CheckResult.from_json(value)
+        self.assertEqual((None, 'unknown'), (found.lost_size, found.lost_size_is))
+        self.assertEqual((True, 'slab 3'), (found.corrupted, found.damage))
+        for change in ({'leaks-fixed': 1, 'rescue': '/x'}, {'leaks-doubtful': 0}):
+            found = model.CheckResult.from_json(value | change)
+            self.assertEqual((False, None), (found.corrupted, found.damage))
+
     def test_measure(self) -> None:
         self.assertEqual(
             model.Measure(90112, 75497472),

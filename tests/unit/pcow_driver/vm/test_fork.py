@@ -4,7 +4,10 @@
 What is made: tests/functional/test_virsh_vm_forks.py.
 """
 
+from unittest import mock
+
 from pcow_driver.common import exception
+from pcow_driver.copies import fork as image_fork
 from pcow_driver.vm import fork
 from tests.unit.pcow_driver import base
 from tests.unit.pcow_driver.vm import recorded
@@ -63,6 +66,16 @@ class RefusalTest(recorded.TestCase):
         for name in ('warm', None):
             error = self.assertRaises(exception.DomainInvalid, self.fork, name, 'web2')
             self.assertIn('vsock', str(error))
+        self.assertNotIn('pcow-checkpoint-create', [call[0] for call in self.recorded.calls])
+
+    def test_damage_below(self) -> None:
+        """Before a checkpoint is taken for it, as well."""
+        self.recorded.generation_id = True
+        error = exception.ImageDamaged(
+            path='tpl', above='', when='', finding='', pool='p', name='tpl'
+        )
+        with mock.patch.object(image_fork, 'check_sound', side_effect=error):
+            self.assertRaises(exception.ImageDamaged, self.fork, None, 'web2')
         self.assertNotIn('pcow-checkpoint-create', [call[0] for call in self.recorded.calls])
 
     def test_checkpoint_that_no_child_came_of(self) -> None:
