@@ -13,7 +13,7 @@
 /* What was put right. */
 static int copy_to_mirror(struct check *check)
 {
-    int ret = mirror_sync_alone(&check->file);
+    int ret = mirror_sync_alone(&check->file, NULL);
 
     if (ret == -ENOSPC)
         check_note(check,
