@@ -67,6 +67,7 @@ static void begin(struct check *check, const struct check_request *request, bool
 {
     struct check fresh = {
         .file = check->file,
+        .length = check->file.size,
         .rescue = check->rescue,
         .repair = repair,
         .intended = request->flags & PCOW_CHECK_REPAIR,
