@@ -379,10 +379,12 @@ int mirror_tell(const struct file *file, struct pcow_error *error)
     if (!file->overwritten.pages)
         return 0;
     return error_set(error, -EBADMSG,
-                     "%s: %llu pages of its metadata are not what was stored there, the first one "
+                     "%s: %llu page%s of its metadata %s not what was stored there, the first one "
                      "(%s) at byte %llu: somebody else has written to the file while it was open; "
                      "%s",
                      file->path, (unsigned long long)file->overwritten.pages,
+                     file->overwritten.pages == 1 ? "" : "s",
+                     file->overwritten.pages == 1 ? "is" : "are",
                      checksums ? "of checksums"
                                : mirror_page_name((unsigned)(first / PCOW_PAGE_SIZE
                                                              % METADATA_PAGES)),
