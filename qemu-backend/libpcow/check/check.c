@@ -13,7 +13,7 @@
 /* What was put right. */
 static int copy_to_mirror(struct check *check)
 {
-    int ret = mirror_sync_alone(&check->file);
+    int ret = mirror_sync_alone(&check->file, NULL);
 
     if (ret == -ENOSPC)
         check_note(check,
@@ -68,6 +68,7 @@ static void begin(struct check *check, const struct check_request *request, bool
 {
     struct check fresh = {
         .file = check->file,
+        .length = check->file.size,
         .rescue = check->rescue,
         .repair = repair,
         .intended = request->flags & PCOW_CHECK_REPAIR,

@@ -265,8 +265,10 @@ int check_header(struct check *check)
         ret = check_store(check, 0, &copy, FIXED_SIZE);
         if (!ret && all_from_copy)
             ret = check_store(check, offsetof(struct header, base), copy.base, sizeof copy.base);
-    } else if (copy_is_good && word_value(check->header.state) & HEADER_AMENDING
-               && memcmp(check->header.uuid, copy.uuid, sizeof copy.uuid) == 0) {
+    } else if (check_is_amending(check)
+               && (!copy_is_good
+                   || memcmp(check->header.uuid, copy.uuid, sizeof copy.uuid) == 0)) {
+        /* The copy gets the feature first, and a crash may have left half of that. */
         check_note(check, "giving it a mirror of its metadata was interrupted: pcow-img amend -o "
                           "mirror=on finishes it");
     } else if (copy_is_good && memcmp(&check->header, &copy, FIXED_SIZE)) {

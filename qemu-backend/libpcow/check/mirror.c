@@ -258,7 +258,22 @@ int check_mirror(struct check *check)
     return ret;
 }
 
-/* A group whose mirror lay behind the end of file has it again, and nothing in it. */
+/* What is left of the mirror goes; each page that may hold anything is to be copied to it. */
+static int make_mirror(struct check *check, uint64_t group)
+{
+    int ret = check_punch(check, mirror_offset(group, 0), PCOW_SLAB_SIZE);
+
+    for (unsigned number = 0; number < METADATA_PAGES && !ret; number++) {
+        struct page page = {.group = group, .number = number};
+
+        if (metadata_page_counts(number)
+            && next_page(check, group * GROUP_SIZE, number) == number)
+            ret = make_stale(check, &page);
+    }
+    return ret;
+}
+
+/* A group whose mirror lay behind the end of file, or a part of it, gets it anew. */
 int check_cut_mirror(struct check *check)
 {
     int ret = 0;
@@ -266,13 +281,7 @@ int check_cut_mirror(struct check *check)
     for (uint64_t group = check->length / GROUP_SIZE;
          check->repair && check->file.heads > 1 && !ret && group * GROUP_SIZE < check->file.size;
          group++)
-        for (unsigned number = 0; number < METADATA_PAGES && !ret; number++) {
-            struct page page = {.group = group, .number = number};
-
-            if (mirror_offset(group, METADATA_PAGES) > check->length
-                && metadata_page_counts(number)
-                && next_page(check, group * GROUP_SIZE, number) == number)
-                ret = make_stale(check, &page);
-        }
+        if (mirror_offset(group, METADATA_PAGES) > check->length)
+            ret = make_mirror(check, group);
     return ret;
 }

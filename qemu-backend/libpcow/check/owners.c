@@ -21,14 +21,14 @@ static int extend(struct check *check)
 
 int check_length(struct check *check)
 {
-    uint64_t rounded = (check->file.size + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE,
+    /* As it was found: a repair of the header in an image with a mirror has made it longer. */
+    uint64_t rounded = (check->length + PCOW_SLAB_SIZE - 1) / PCOW_SLAB_SIZE * PCOW_SLAB_SIZE,
              rest = (rounded >> SLAB_BITS) % SLABS_PER_GROUP;
     int ret;
 
     /* No group ends before its data. */
     if (rest && rest < check->file.heads)
         rounded += (check->file.heads - rest) << SLAB_BITS;
-    check->length = check->file.size;
     check->slab_count = rounded >> SLAB_BITS;
     if (rounded == check->length)
         return 0;

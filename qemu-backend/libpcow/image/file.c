@@ -387,7 +387,10 @@ int file_put_on_medium(struct file *file, const void *where, size_t length, uint
 {
     int ret = persist_range(&file->persist, where, length);
 
-    return ret || file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE
-               ? ret
-               : file_check_since(file, since);
+    if (!ret && file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        ret = file_check_since(file, since);
+    /* It was stored, and whoever asked for that takes it for not done. */
+    if (ret)
+        __atomic_store_n(&file->unsure, true, __ATOMIC_RELAXED);
+    return ret;
 }

@@ -44,6 +44,13 @@ struct file {
     uint64_t marked_groups[MAX_GROUPS / 64];
     /* class page-cache: groups of which the medium says that marks may be lost */
     uint64_t unordered_groups[MAX_GROUPS / 64];
+    /*
+     * A store of metadata has failed, or what it was to be followed by: memory may know less, or
+     * more, than the file. Atomic
+     */
+    bool unsure;
+    /* see mirror_tell() */
+    struct { uint64_t pages, first; bool unsure; } overwritten;
     /* one bit a slab that may have a checksum of its data; NULL: none has; see datasum.h */
     uint64_t *summed;
 };

@@ -71,6 +71,8 @@ int header_write_copy(struct pcow_image *image, struct pcow_error *error)
     /* Only check -r reads it, and takes no word of it that is torn: any later flush will do. */
     int ret = file_store_lazily(&image->file, HEADER_COPY_OFFSET, &image->header, HEADER_SIZE);
 
+    image->header_copied = ret == 0;
+    image->header_copy = image->header;
     return ret ? error_set_errno(error, ret, "%s: cannot update the copy of the header",
                                  image->file.path)
                : 0;

@@ -79,6 +79,8 @@ struct pcow_image {
     bool elsewhere;
     unsigned open_flags;
     struct header header;             /* as in the file, kept current */
+    struct header header_copy;        /* the copy of it, if this writer has stored it */
+    bool header_copied;
     struct layer *layers;             /* alive ones, by ascending id */
     size_t layer_count, layer_capacity;
     struct layer_names *names;        /* of snapshots; built on first use, see names.c */
@@ -97,6 +99,7 @@ struct pcow_image {
     uint32_t view;                    /* layer that is seen: the active one, or a snapshot */
     uint64_t size;                    /* virtual size of the view */
     bool changed;                     /* generation was raised by this writer */
+    bool finished;                    /* all that pcow_close() does to the file */
 
     /*
      * Indexed by file slab. Writers reserve address space for the largest file, so that the fault
@@ -174,6 +177,9 @@ void layer_move(struct pcow_image *image, struct layer *layer, uint32_t slot);
 /* 0: no such slot */
 uint64_t layer_record_offset(const struct pcow_image *image, uint32_t slot);
 int layers_load(struct pcow_image *image, struct pcow_error *error);
+/* What a record says; -EBADMSG if that cannot be. Of a free one only its words are looked at. */
+int layer_decode(const struct pcow_image *image, const struct layer_record *record, uint32_t slot,
+                 struct layer *layer, struct pcow_error *error);
 /* Write the whole record of a layer (state word last, as its commit). */
 int layer_write_record(struct pcow_image *image, const struct layer *layer, bool lazily,
                        struct pcow_error *error);

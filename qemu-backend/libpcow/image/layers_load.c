@@ -7,8 +7,8 @@
 #include "image/image.h"
 #include "util/error.h"
 
-static int decode(struct pcow_image *image, const struct layer_record *record, uint32_t slot,
-                  struct layer *layer, struct pcow_error *error)
+int layer_decode(const struct pcow_image *image, const struct layer_record *record, uint32_t slot,
+                 struct layer *layer, struct pcow_error *error)
 {
     const uint64_t words[] = {record->state, record->parent, record->virtual_size,
                               record->parent_limit, record->state_size};
@@ -134,7 +134,7 @@ static int read_records(struct pcow_image *image, uint32_t slots, struct pcow_er
 
         if (slot % BATCH == 0 && (ret = read_batch(image, slot, records, error)))
             break;
-        ret = decode(image, &records[slot % BATCH], slot, &layer, error);
+        ret = layer_decode(image, &records[slot % BATCH], slot, &layer, error);
         if (!ret && layer.state == LAYER_FREE)
             image->freed_records |= layer.id != 0;
         if (ret || layer.state == LAYER_FREE)

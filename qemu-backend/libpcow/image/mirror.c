@@ -167,15 +167,50 @@ static bool may_be_lost(const struct file *file)
            && failures_count(&file->persist.failures);
 }
 
-static int copy_page(struct file *file, uint64_t group, unsigned page, struct copies *copies)
+static void note_overwritten(struct file *file, uint64_t offset)
+{
+    if (!file->overwritten.pages++)
+        file->overwritten.first = offset;
+}
+
+/*
+ * Puts what is known in the place of what a page holds. Proof that this is what was stored: each
+ * word of metadata that counts is changed in memory when its store has succeeded, and by nobody
+ * else; no store has failed (*unsure*), and none is under way. If one has, nothing tells which of
+ * both is right: -EIO, and the page stays stale.
+ */
+static int take_known(struct file *file, const struct mirror_known *known, uint64_t group,
+                      unsigned page, uint64_t content[PCOW_PAGE_SIZE / sizeof(uint64_t)],
+                      bool *overwritten)
+{
+    uint64_t offset = group * GROUP_SIZE + page * PCOW_PAGE_SIZE,
+             found[PCOW_PAGE_SIZE / sizeof(uint64_t)];
+    int ret;
+
+    memcpy(found, content, sizeof found);
+    ret = known->put(known->opaque, group, page, content);
+    *overwritten = ret || memcmp(found, content, sizeof found);
+    if (!*overwritten)
+        return 0;
+    if (!ret && __atomic_load_n(&file->unsure, __ATOMIC_RELAXED))
+        ret = -EIO;
+    note_overwritten(file, offset);
+    file->overwritten.unsure |= ret != 0;
+    return ret;
+}
+
+static int copy_page(struct file *file, const struct mirror_known *known, uint64_t group,
+                     unsigned page, struct copies *copies)
 {
     uint64_t from = group * GROUP_SIZE + page * PCOW_PAGE_SIZE, to = mirror_offset(group, page),
              content[PCOW_PAGE_SIZE / sizeof(uint64_t)];
+    bool overwritten = false;
     int ret = file_read(file, from, content, sizeof content);
 
-    if (!ret && may_be_lost(file))
+    if (!ret && known)
+        ret = take_known(file, known, group, page, content, &overwritten);
+    if (!ret && !overwritten && may_be_lost(file))
         ret = file_write(file, from, content, sizeof content);
-
     /* By a write, which mends what the medium cannot read; the caller settles it. */
     if (!ret)
         ret = file_write_data(file, to, content, sizeof content);
@@ -187,18 +222,36 @@ static int copy_page(struct file *file, uint64_t group, unsigned page, struct co
                                      });
 }
 
+/*
+ * Is a page to be copied? All that are stale: another process may have marked some (a snapshot was
+ * pinned). And all that we have marked: what else their words say somebody has put there, and the
+ * older copy would be taken for right.
+ */
+static bool is_to_be_copied(struct file *file, uint64_t group, unsigned page, uint64_t word)
+{
+    bool stale = checksum_is(word, CHECKSUM_STALE);
+
+    if (!metadata_page_counts(page))
+        return false;
+    if (stale || !mirror_is_marked(file, group * (GROUP_SIZE / PCOW_PAGE_SIZE) + page))
+        return stale;
+    if (!may_be_lost(file))
+        note_overwritten(file, mirror_offset(group, CHECKSUMS_PAGE));
+    return true;
+}
+
 /* What cannot be copied stays stale, and the others are not: gives the first error. */
-static int copy_group(struct file *file, uint64_t group, struct copies *copies)
+static int copy_group(struct file *file, const struct mirror_known *known, uint64_t group,
+                      struct copies *copies)
 {
     uint64_t words[METADATA_PAGES];
     int ret = file_read(file, mirror_offset(group, CHECKSUMS_PAGE), words, sizeof words);
 
     if (ret)
         return ret;
-    /* All that are stale: another process may have marked some (a snapshot was pinned). */
     for (unsigned page = 0; page < METADATA_PAGES; page++) {
-        int failed = metadata_page_counts(page) && checksum_is(words[page], CHECKSUM_STALE)
-                         ? copy_page(file, group, page, copies)
+        int failed = is_to_be_copied(file, group, page, words[page])
+                         ? copy_page(file, known, group, page, copies)
                          : 0;
 
         if (!ret)
@@ -242,7 +295,7 @@ static int store_ordered(struct file *file)
     return ret;
 }
 
-static int sync_marked(struct file *file, struct copies *copies)
+static int sync_marked(struct file *file, const struct mirror_known *known, struct copies *copies)
 {
     bool cached = file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE;
     uint64_t since = failures_count(&file->persist.failures);
@@ -251,7 +304,7 @@ static int sync_marked(struct file *file, struct copies *copies)
     int failed = 0;
 
     for (uint64_t group = 0; group < MAX_GROUPS; group++) {
-        int of_group = group_is_marked(file, group) ? copy_group(file, group, copies) : 0;
+        int of_group = group_is_marked(file, group) ? copy_group(file, known, group, copies) : 0;
 
         if (!failed)
             failed = of_group;
@@ -279,14 +332,14 @@ static void forget_marks(struct file *file)
     memset(file->marked_groups, 0, sizeof file->marked_groups);
 }
 
-int mirror_sync_alone(struct file *file)
+int mirror_sync_alone(struct file *file, const struct mirror_known *known)
 {
     struct copies copies = {0};
     int ret;
 
     if (!file->marked)
         return 0;
-    ret = sync_marked(file, &copies);
+    ret = sync_marked(file, known, &copies);
     if (!ret)
         forget_marks(file);
     free(copies.list);
@@ -301,7 +354,7 @@ static bool is_marked(const struct file *file)
     return false;
 }
 
-int mirror_sync(struct file *file)
+int mirror_sync(struct file *file, const struct mirror_known *known)
 {
     int ret;
 
@@ -313,9 +366,34 @@ int mirror_sync(struct file *file)
     ret = lock_tree(file, true, NULL);
     if (ret)
         return ret;
-    ret = mirror_sync_alone(file);
+    ret = mirror_sync_alone(file, known);
     unlock_tree(file);
     return ret;
+}
+
+int mirror_tell(const struct file *file, struct pcow_error *error)
+{
+    uint64_t first = file->overwritten.first;
+    bool checksums = first / PCOW_SLAB_SIZE % SLABS_PER_GROUP == 1;
+
+    if (!file->overwritten.pages)
+        return 0;
+    return error_set(error, -EBADMSG,
+                     "%s: %llu page%s of its metadata %s not what was stored there, the first one "
+                     "(%s) at byte %llu: somebody else has written to the file while it was open; "
+                     "%s",
+                     file->path, (unsigned long long)file->overwritten.pages,
+                     file->overwritten.pages == 1 ? "" : "s",
+                     file->overwritten.pages == 1 ? "is" : "are",
+                     checksums ? "of checksums"
+                               : mirror_page_name((unsigned)(first / PCOW_PAGE_SIZE
+                                                             % METADATA_PAGES)),
+                     (unsigned long long)first,
+                     file->overwritten.unsure
+                         ? "what was there cannot be told, as a store to it has failed as well; "
+                           "see pcow-img check"
+                         : "pcow-img check tells what they held, and pcow-img check -r all puts "
+                           "them right");
 }
 
 /* ---- verify ---------------------------------------------------------------------------------- */

@@ -5,8 +5,8 @@
  * and have what it held. No store of metadata pays for that but the first one to a page:
  *
  *   mark   before the first store to a page since it was opened, its checksum becomes *stale*;
- *   sync   when the writer closes the image, each stale page is copied to the mirror, and then its
- *          checksum is stored.
+ *   sync   when the writer closes the image, each stale page is compared with what memory knows of
+ *          it and copied to the mirror, and then its checksum is stored.
  *
  * Invariant: where a checksum is valid, page and copy have it. So a mark is durable before the
  * store that it announces, and a checksum is stored when page and copy are on the medium. Class
@@ -60,12 +60,27 @@ static inline int mirror_mark(struct file *file, uint64_t offset, size_t length)
 }
 
 /*
- * Bring the mirror up to date; nobody stores to the metadata. On an error, or if somebody else has
- * the tree, what is left stays stale, which the next writer mends.
+ * What the metadata is known to be: put() stores what is known of a page over its content, as it is
+ * in the file. An error: that cannot be right, either.
  */
-int mirror_sync(struct file *file);
+struct mirror_known {
+    int (*put)(const void *opaque, uint64_t group, unsigned page, void *content);
+    const void *opaque;
+};
+
+/*
+ * Bring the mirror up to date; nobody stores to the metadata. On an error, or if somebody else has
+ * the tree, what is left stays stale, which the next writer mends. known: NULL, the file counts.
+ *
+ * A page that is not what it is known to be was overwritten by somebody else, who does not keep the
+ * format. Then the mirror gets what is known, with its checksum, and the page stays as it is: so
+ * everybody finds it damaged, and check -r puts it right from the mirror.
+ */
+int mirror_sync(struct file *file, const struct mirror_known *known);
 /* The same for who has the tree, and keeps it. */
-int mirror_sync_alone(struct file *file);
+int mirror_sync_alone(struct file *file, const struct mirror_known *known);
+/* Were pages found that somebody else has overwritten? 0, or -EBADMSG with a sentence. */
+int mirror_tell(const struct file *file, struct pcow_error *error);
 
 /* May words of this page of checksums be older than what they are of? Also if that is damaged. */
 static inline bool checksums_are_unordered(const uint64_t words[METADATA_PAGES])

@@ -48,11 +48,14 @@ static void *address_to_store(struct file *file, uint64_t offset, size_t length)
     if (!ret && file->summed)
         ret = datasum_drop_for(file, offset, length);
     if (ret) {
+        /* Who changes several things may have gone on to the next one in memory. */
+        __atomic_store_n(&file->unsure, true, __ATOMIC_RELAXED);
         errno = -ret;
         return NULL;
     }
     return address_of(file, offset, length);
 }
+
 int file_store64(struct file *file, uint64_t offset, uint64_t value, bool lazily)
 {
     uint64_t *where = address_to_store(file, offset, sizeof value);

@@ -143,6 +143,12 @@ int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image
               struct pcow_error *error);
 void pcow_close(pcow_image *image);            /* NULL is allowed; the map must be gone */
 /*
+ * All that pcow_close() does to the file, which is all that may be done with the image afterwards.
+ * The map must be gone. -EBADMSG: metadata is not what was stored there, as somebody else has
+ * written to the file meanwhile; the image is not opened again before pcow_check() has repaired it.
+ */
+int pcow_finish(pcow_image *image, struct pcow_error *error);
+/*
  * For a server that goes into the background: the process that opened the image has ended or is
  * about to, without having changed it since, and this child of it goes on in its place. Not of an
  * image that is mapped.

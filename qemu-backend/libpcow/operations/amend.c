@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "image/known.h"
 #include "image/lock.h"
 #include "image/mirror.h"
 #include "operations/operations.h"
@@ -185,7 +186,7 @@ static int make_mirror(struct pcow_image *image, const struct header *header)
         ret = mirror_attach(&image->file, header);
     for (uint64_t group = 0; !ret && group * GROUP_SIZE < image->file.size; group++)
         ret = mark_pages(image, group);
-    return ret ? ret : mirror_sync_alone(&image->file);
+    return ret ? ret : mirror_sync_alone(&image->file, &(struct mirror_known){known_page, image});
 }
 
 /*
@@ -224,6 +225,7 @@ static int store_feature(struct pcow_image *image, const struct header *header)
     uint64_t word;
     int ret = file_store(&image->file, HEADER_COPY_OFFSET, header, sizeof *header);
 
+    image->header_copied = false;
     if (!ret)
         ret = file_store64(&image->file, offsetof(struct header, read_only_compatible_features),
                            header->read_only_compatible_features, false);
@@ -285,6 +287,8 @@ int image_add_mirror(const char *path, struct observer *observer, struct pcow_er
         if (!ret)
             ret = header_write_copy(image, error);
     }
+    if (!ret)
+        ret = pcow_finish(image, error);
     pcow_close(image);
     return ret;
 }

@@ -10,6 +10,7 @@
 #include "chain/reclaim.h"
 #include "format1/format1.h"
 #include "image/datasum.h"
+#include "image/known.h"
 #include "image/lock.h"
 #include "image/mirror.h"
 #include "operations/operations.h"
@@ -342,16 +343,29 @@ void pcow_adopt(pcow_image *image)
         image->process = getpid();
 }
 
+static int finish(pcow_image *image, struct pcow_error *error)
+{
+    if (!image->complete || image->finished || image_is_inherited(image))
+        return 0;
+    image->finished = true;
+    snapshot_close(image);
+    reclaim_all(image);
+    /* What the pool has no space for, or a lock keeps from it, is left to the next writer. */
+    mirror_sync(&image->file, &(struct mirror_known){known_page, image});
+    return mirror_tell(&image->file, error);
+}
+
+int pcow_finish(pcow_image *image, struct pcow_error *error)
+{
+    return finish(image, error);
+}
+
 void pcow_close(pcow_image *image)
 {
     while (image) {
         struct pcow_image *base = image->base;
 
-        if (image->complete && !image_is_inherited(image)) {
-            snapshot_close(image);
-            reclaim_all(image);
-            mirror_sync(&image->file);
-        }
+        finish(image, NULL);
         chain_free(image);
         format1_unload(image);
         slabs_unload(image);

@@ -349,6 +349,8 @@ static int commit(pcow_image *image, const struct committed *into, pcow_progress
     ret = check_same_base(image, base, into, error);
     if (!ret)
         ret = commit_into(image, base, progress, opaque, error);
+    if (!ret)
+        ret = pcow_finish(base, error);
     pcow_close(base);
     return ret;
 }

@@ -80,7 +80,7 @@ int image_unseal(const char *path, struct observer *observer, struct pcow_error 
     if (!ret)
         ret = header_write_copy(&image, error);
     if (!ret)
-        mirror_sync(&image.file);
+        mirror_sync(&image.file, NULL);
     file_close(&image.file);
     return ret;
 }

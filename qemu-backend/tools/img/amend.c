@@ -53,8 +53,7 @@ static int amend(const char *path, const struct amend_request *request, struct p
         return r;
     }
     r = pcow_set_copy_on_read(image, request->copy_on_read, error);
-    pcow_close(image);
-    return r;
+    return img_close(image, r, error);
 }
 
 static int run(int argc, char **argv)

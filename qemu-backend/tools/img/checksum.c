@@ -20,8 +20,7 @@ static int checksum(const char *path, const char *snapshot, struct pace *pace,
     progress_begin(&pace->progress, pace->progress.enabled);
     r = pcow_checksum(image, snapshot, false, pace_update, pace, error);
     progress_end(&pace->progress, r == 0);
-    pcow_close(image);
-    return r;
+    return img_close(image, r, error);
 }
 
 static int run(int argc, char **argv)

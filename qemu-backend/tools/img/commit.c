@@ -26,8 +26,7 @@ static int commit(const char *path, const char *format, bool show_progress,
     progress_begin(&progress, show_progress);
     r = pcow_commit(image, progress_update, &progress, error);
     progress_end(&progress, r == 0);
-    pcow_close(image);
-    return r;
+    return img_close(image, r, error);
 }
 
 static int run(int argc, char **argv)

@@ -26,6 +26,14 @@ int img_open(const char *path, const char *format, unsigned flags, const char *s
     return pcow_open(path, flags, snapshot, image, error);
 }
 
+int img_close(pcow_image *image, int r, struct pcow_error *error)
+{
+    int finished = pcow_finish(image, r ? NULL : error);
+
+    pcow_close(image);
+    return r ? r : finished;
+}
+
 int sibling_path(const char *path, const char *name, char result[PATH_MAX],
                  struct pcow_error *error)
 {

@@ -13,6 +13,12 @@
 int img_open(const char *path, const char *format, unsigned flags, const char *snapshot,
              pcow_image **image, struct pcow_error *error);
 
+/*
+ * Close an image that was changed. r: what became of that; and if all went well, what is found out
+ * now: somebody else has written to its metadata meanwhile.
+ */
+int img_close(pcow_image *image, int r, struct pcow_error *error);
+
 /* Join the directory of the file path with name.  -ENAMETOOLONG */
 int sibling_path(const char *path, const char *name, char result[PATH_MAX],
                  struct pcow_error *error);

@@ -55,8 +55,7 @@ static int rebase(const char *path, const struct rebase_request *request, struct
     r = pcow_rebase(image, base, request->base_snapshot, request->unsafe, progress_update,
                     &progress, error);
     progress_end(&progress, r == 0);
-    pcow_close(image);
-    return r;
+    return img_close(image, r, error);
 }
 
 static int run(int argc, char **argv)

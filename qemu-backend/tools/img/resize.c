@@ -56,8 +56,7 @@ static int resize_image(const char *path, const struct resize_request *request,
     if (!r) {
         r = pcow_resize(image, size, request->shrink, error);
     }
-    pcow_close(image);
-    return r;
+    return img_close(image, r, error);
 }
 
 static bool parse_new_size(const char *text, struct resize_request *request)

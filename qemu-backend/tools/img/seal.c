@@ -27,8 +27,7 @@ static int seal(const char *path, struct seal_request *request, struct pcow_erro
         progress_end(&request->pace.progress, r == 0);
     }
     r = r ? r : pcow_seal(image, error);
-    pcow_close(image);
-    return r;
+    return img_close(image, r, error);
 }
 
 static int run_seal(int argc, char **argv)

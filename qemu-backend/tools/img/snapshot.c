@@ -124,8 +124,7 @@ static int act(const char *path, const struct snapshot_request *request, struct 
     case RENAME: r = pcow_snapshot_rename(image, request->name, request->new_name, error); break;
     default: r = show_list(image, request, error); break;
     }
-    pcow_close(image);
-    return r;
+    return img_close(image, r, error);
 }
 
 static bool choose(struct snapshot_request *request, int action, const char *name)

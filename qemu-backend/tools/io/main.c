@@ -187,6 +187,6 @@ int main(int argc, char **argv)
     }
     ok = execute_all(&session, &lines);
     free(lines.line);
-    session_close(&session);
+    ok &= session_close(&session);
     return ok ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -25,11 +25,19 @@ int session_open(struct session *session, struct pcow_error *error)
     return r;
 }
 
-void session_close(struct session *session)
+bool session_close(struct session *session)
 {
+    struct pcow_error error;
+    bool ok;
+
     session_unmap(session);
+    ok = !session->image || !pcow_finish(session->image, &error);
+    if (!ok) {
+        report_error(&error);
+    }
     pcow_close(session->image);
     session->image = NULL;
+    return ok;
 }
 
 void session_unmap(struct session *session)

@@ -23,7 +23,8 @@ struct session {
 };
 
 int session_open(struct session *session, struct pcow_error *error);
-void session_close(struct session *session);
+/* False: what is wrong with the image was found when it was closed, and reported. */
+bool session_close(struct session *session);
 
 /*
  * Take the map away and put it back, around what is not allowed, or not seen, while the image is

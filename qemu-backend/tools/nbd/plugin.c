@@ -134,6 +134,9 @@ static void pcow_plugin_cleanup(void)
     if (!server.read_only && pcow_flush(server.image, &error)) {
         failed(&error);
     }
+    if (!server.read_only && pcow_finish(server.image, &error)) {
+        failed(&error);
+    }
     pcow_close(server.image);
     server.image = NULL;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * byte 0: bits 0-2 the image to begin with, bit 3 recompute the checksum of the header, bit 4 of
- * the base records, bit 5 of the layer records. Then patches, each an operation byte and its
- * arguments, until the input ends.
+ * the base records, bit 5 of the layer records; where it has a mirror, bit 7 those of the checksums
+ * of data, bit 6 the mirror and its checksums, so that what was patched is what was stored. Then
+ * patches, each an operation byte and its arguments, until the input ends.
  */
 #include "description.h"
 
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "format/format2.h"
+#include "image/mirror.h"
 #include "pcow.h"
 
 #define MUST(condition)                                                      \
@@ -25,8 +27,8 @@
         }                                                                    \
     } while (0)
 
-enum { PLAIN, SNAPSHOTS, OVERLAY, STATE, FORMAT_1, EMPTY_FILE, START_COUNT };
-enum { FIX_HEADER = 8, FIX_BASE = 16, FIX_RECORDS = 32 };
+enum { PLAIN, SNAPSHOTS, OVERLAY, STATE, FORMAT_1, EMPTY_FILE, MIRROR, SUMMED, START_COUNT };
+enum { FIX_HEADER = 8, FIX_BASE = 16, FIX_RECORDS = 32, FIX_MIRROR = 64, FIX_SUMS = 128 };
 
 #define SIZE (UINT64_C(8) << 20)
 #define FIXED_RECORDS 16u
@@ -63,10 +65,11 @@ static void write_pages(pcow_image *image, unsigned first, unsigned count)
     }
 }
 
-static pcow_image *make(const char *name, const char *base)
+static pcow_image *make(const char *name, const char *base, bool mirror)
 {
-    /* What is damaged must reach the code that reads it. */
-    struct pcow_create_options options = {.virtual_size = SIZE, .base = base, .no_mirror = true};
+    /* Without one, what is damaged reaches the code that reads it. */
+    struct pcow_create_options options = {
+        .virtual_size = SIZE, .base = base, .no_mirror = !mirror};
     pcow_image *image;
 
     MUST(pcow_create(path_of(name), &options, NULL) == 0);
@@ -182,24 +185,35 @@ void description_setup(void)
                                           : "/tmp");
     MUST(mkdtemp(directory));
     atexit(remove_directory);
-    image = make("plain", NULL);
+    image = make("plain", NULL, false);
     write_pages(image, 1, 3);
     pcow_close(image);
-    image = make("snapshots", NULL);
+    image = make("snapshots", NULL, false);
     make_snapshots(image);
     pcow_close(image);
-    image = make("overlay", path_of("plain"));
+    image = make("overlay", path_of("plain"), false);
     write_pages(image, 2, 1);
     pcow_close(image);
-    image = make("state", NULL);
+    image = make("state", NULL, false);
     make_state(image);
     pcow_close(image);
     make_format_1(path_of("format1"));
+    image = make("mirror", NULL, true);
+    make_snapshots(image);
+    make_state(image);
+    pcow_close(image);
+    image = make("summed", NULL, true);
+    make_state(image);
+    make_snapshots(image);
+    MUST(pcow_checksum(image, NULL, true, NULL, NULL, NULL) == 0);
+    pcow_close(image);
     remember(&start[PLAIN], path_of("plain"));
     remember(&start[SNAPSHOTS], path_of("snapshots"));
     remember(&start[OVERLAY], path_of("overlay"));
     remember(&start[STATE], path_of("state"));
     remember(&start[FORMAT_1], path_of("format1"));
+    remember(&start[MIRROR], path_of("mirror"));
+    remember(&start[SUMMED], path_of("summed"));
 }
 
 /* ---- reading the description ----------------------------------------------------------------- */
@@ -316,11 +330,85 @@ static void raw(int fd, struct input *input)
     poke(fd, offset, bytes, length);
 }
 
+/* ---- patches of the mirror and of checksums -------------------------------------------------- */
+
+#define PAGES (2 * METADATA_PAGES)     /* of metadata and mirror of group 0 */
+
+static uint64_t word_offset(unsigned page)
+{
+    return mirror_offset(0, CHECKSUMS_PAGE) + page * sizeof(uint64_t);
+}
+
+static void patch_checksum(int fd, struct input *input)
+{
+    uint64_t offset = word_offset((unsigned)take(input, 2) % METADATA_PAGES), word;
+    unsigned what = (unsigned)take(input, 1);
+
+    word = what < 0x80 ? checksum_encode(what % 4, (uint32_t)take(input, 4)) : take(input, 8);
+    poke(fd, offset, &word, sizeof word);
+}
+
+/* Another page's content, or a mirror's, or the other way round. */
+static void copy_page(int fd, struct input *input)
+{
+    uint64_t from = take(input, 2) % PAGES, to = take(input, 2) % PAGES;
+    uint8_t page[PCOW_PAGE_SIZE];
+
+    if (pread(fd, page, sizeof page, (off_t)(from * sizeof page)) == sizeof page)
+        poke(fd, to * sizeof page, page, sizeof page);
+}
+
+static void fill_page(int fd, struct input *input)
+{
+    uint64_t to = take(input, 2) % PAGES;
+    uint8_t page[PCOW_PAGE_SIZE];
+
+    memset(page, (int)take(input, 1), sizeof page);
+    poke(fd, to * sizeof page, page, sizeof page);
+}
+
+static void patch_datasum(int fd, struct input *input)
+{
+    uint64_t offset = datasum_offset(take(input, 1));
+    unsigned what = (unsigned)take(input, 1);
+    uint64_t word = datasum_word((uint32_t)take_value(input) & MAX_LAYER_ID);
+
+    if (what < 0x80)
+        poke(fd, offset, &word, sizeof word);
+    else
+        poke_bytes(fd, offset + what % sizeof(struct datasum), input);
+}
+
+static void patch_mirror(int fd, unsigned what, struct input *input)
+{
+    switch (what % 5) {
+    case 0:
+        poke_bytes(fd, mirror_offset(0, 0) + take(input, 3) % PCOW_SLAB_SIZE, input);
+        break;
+    case 1:
+        patch_checksum(fd, input);
+        break;
+    case 2:
+        copy_page(fd, input);
+        break;
+    case 3:
+        fill_page(fd, input);
+        break;
+    default:
+        patch_datasum(fd, input);
+    }
+}
+
 static void patch(int fd, struct input *input)
 {
+    unsigned what = (unsigned)take(input, 1);
     uint64_t first;
 
-    switch (take(input, 1) % 14) {
+    if (what >= 0xf0) {
+        patch_mirror(fd, what & 15, input);
+        return;
+    }
+    switch (what % 14) {
     case 0:
         poke_bytes(fd, take(input, 2) % (2 * HEADER_SIZE), input);
         break;
@@ -401,6 +489,98 @@ static void fix_records(int fd)
     }
 }
 
+static void fix_sums(int fd, const struct header *header)
+{
+    for (uint64_t slab = MIRROR_HEADS; slab < 64; slab++) {
+        struct datasum datasum;
+        uint32_t crc = crc32c(header->uuid, sizeof header->uuid);
+
+        if (pread(fd, &datasum, sizeof datasum, (off_t)datasum_offset(slab)) != sizeof datasum)
+            return;
+        crc = crc32c_of_more(crc, &slab, sizeof slab);
+        datasum.crc = crc32c_of_more(crc, datasum.hash,
+                                     sizeof datasum - offsetof(struct datasum, hash));
+        if (datasum.word)
+            poke(fd, datasum_offset(slab), &datasum, sizeof datasum);
+    }
+}
+
+/* As a writer who closes the image leaves it. */
+static void fix_mirror(int fd, const struct header *header)
+{
+    static const uint8_t zeros[PCOW_PAGE_SIZE];
+    struct file file;
+
+    memcpy(file.uuid, header->uuid, sizeof file.uuid);
+    for (unsigned page = 0; page < METADATA_PAGES; page++) {
+        uint8_t content[PCOW_PAGE_SIZE];
+        uint64_t old, word;
+
+        if (!metadata_page_counts(page))
+            continue;
+        if (pread(fd, content, sizeof content, (off_t)(page * PCOW_PAGE_SIZE)) != sizeof content
+            || pread(fd, &old, sizeof old, (off_t)word_offset(page)) != sizeof old)
+            return;
+        if (!old && !memcmp(content, zeros, sizeof zeros))
+            continue;
+        word = checksum_encode(CHECKSUM_VALID, mirror_checksum(&file, 0, page, content));
+        poke(fd, mirror_offset(0, page), content, sizeof content);
+        poke(fd, word_offset(page), &word, sizeof word);
+    }
+}
+
+static void fix_mirrored(int fd, unsigned flags)
+{
+    struct header header;
+
+    if (pread(fd, &header, sizeof header, 0) != sizeof header)
+        return;
+    if (flags & FIX_SUMS)
+        fix_sums(fd, &header);
+    if (flags & FIX_MIRROR)
+        fix_mirror(fd, &header);
+}
+
+bool description_has_mirror(const uint8_t *data, size_t size)
+{
+    return size && (data[0] & 7) >= MIRROR;
+}
+
+static void read_page(int fd, uint64_t page, uint8_t content[PCOW_PAGE_SIZE])
+{
+    MUST(pread(fd, content, PCOW_PAGE_SIZE, (off_t)(page * PCOW_PAGE_SIZE)) == PCOW_PAGE_SIZE);
+}
+
+bool description_damage(const char *path, const uint8_t *data, size_t size)
+{
+    /* Those that hold something in these images: the first ones of each structure. */
+    static const unsigned pages[] = {0, 1, SLAB_TABLE_OFFSET / PCOW_PAGE_SIZE,
+                                     LAYER_TABLE_OFFSET / PCOW_PAGE_SIZE,
+                                     BITMAP_OFFSET / PCOW_PAGE_SIZE};
+    struct input input = {data + size / 2, data + size};
+    unsigned page = pages[take(&input, 1) % 5], what = (unsigned)take(&input, 1);
+    uint8_t before[PCOW_PAGE_SIZE], content[PCOW_PAGE_SIZE];
+    uint64_t words[PCOW_PAGE_SIZE / sizeof(uint64_t)];
+    int fd = open(path, O_RDWR);
+    bool damaged;
+
+    MUST(fd >= 0);
+    read_page(fd, page, before);
+    read_page(fd, METADATA_PAGES + CHECKSUMS_PAGE, (uint8_t *)words);
+    memcpy(content, before, sizeof content);
+    if (what < 0x40)
+        memset(content, what < 0x20 ? 0 : 0xff, sizeof content);
+    else if (what < 0x60)
+        read_page(fd, page + 1, content);
+    else
+        content[take(&input, 2) % sizeof content] ^= (uint8_t)(1 << what % 8);
+    damaged = memcmp(before, content, sizeof before) && checksum_is(words[page], CHECKSUM_VALID);
+    if (damaged)
+        poke(fd, page * sizeof content, content, sizeof content);
+    close(fd);
+    return damaged;
+}
+
 const char *description_materialize(const uint8_t *data, size_t size, bool *format_1)
 {
     struct input input = {data, data + size};
@@ -424,6 +604,8 @@ const char *description_materialize(const uint8_t *data, size_t size, bool *form
     }
     if (flags & FIX_RECORDS && !*format_1)
         fix_records(fd);
+    if (description_has_mirror(data, size))
+        fix_mirrored(fd, flags);
     close(fd);
     return path;
 }

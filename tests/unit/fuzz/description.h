@@ -23,4 +23,9 @@ void description_setup(void);
  */
 const char *description_materialize(const uint8_t *data, size_t size, bool *format_1);
 
+/* Has the image to begin with a mirror? */
+bool description_has_mirror(const uint8_t *data, size_t size);
+/* Damage one page of metadata of this file, as the input says. False: it has no checksum. */
+bool description_damage(const char *path, const uint8_t *data, size_t size);
+
 #endif

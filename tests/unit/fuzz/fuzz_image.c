@@ -89,11 +89,13 @@ static void use_snapshots(pcow_image *image, const char *path)
 
 static void look(const char *path, unsigned flags)
 {
+    struct pcow_data_result data;
     pcow_image *image = NULL;
 
     if (pcow_open(path, flags, NULL, &image, NULL) == 0) {
         read_some(image);
         use_snapshots(image, path);
+        pcow_check_data(path, 0, NULL, NULL, NULL, &data, NULL);
     }
     pcow_close(image);
 }
@@ -199,6 +201,39 @@ static void test_format_2(const char *path, const uint8_t *data, size_t size)
         broken("damaged by use after a repair", NULL);
 }
 
+/*
+ * What has a mirror, is healthy and was closed by its last writer: damage of a page is found and
+ * put right, and nothing is lost.
+ */
+static void test_mirror(const char *path, const uint8_t *data, size_t size)
+{
+    struct pcow_check_result result = {0};
+    struct pcow_error error = {0};
+    pcow_image *image = NULL;
+
+    if (pcow_open(path, PCOW_OPEN_WRITE | PCOW_OPEN_NO_BASE, NULL, &image, &error)) {
+        pcow_close(image);
+        return;
+    }
+    if (pcow_finish(image, &error))
+        broken("it is said to be overwritten by others", &error);
+    pcow_close(image);
+    if (check(path, 0, &result, &error) || result.corruptions || result.leaks
+        || !description_damage(path, data, size))
+        return;
+    if (check(path, 0, &result, &error) || !result.corruptions)
+        broken("damage of a page is not found", &error);
+    image = NULL;
+    if (pcow_open(path, 0, NULL, &image, NULL) == 0)
+        broken("it was opened with a damaged page", NULL);
+    pcow_close(image);
+    if (check(path, PCOW_CHECK_REPAIR, &result, &error)
+        || result.corruptions != result.corruptions_fixed || result.losses)
+        broken("damage of a page is not put right", &error);
+    if (check(path, 0, &result, &error) || result.corruptions)
+        broken("not clean after the repair of a page", NULL);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static bool ready;
@@ -215,6 +250,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         look(path, PCOW_OPEN_FORMAT_1 | PCOW_OPEN_NO_BASE);
     } else {
         test_format_2(path, data, size);
+        if (description_has_mirror(data, size))
+            test_mirror(description_materialize(data, size, &format_1), data, size);
     }
     return 0;
 }

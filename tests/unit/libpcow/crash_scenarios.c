@@ -296,6 +296,28 @@ static void seal(struct crash *c)
     step_put(c, 30, 1);
 }
 
+/* What lies where the mirror is to be is moved. */
+static void without_mirror(struct crash *c)
+{
+    pcow_close(c->image);
+    unlink(c->top);
+    c->image = must_create_without_mirror(c->top, CRASH_SIZE);
+    crash_two_snapshots(c);
+}
+
+/* Nothing that the guest reads changes, nor does the generation. */
+static void amend(struct crash *c)
+{
+    pcow_close(c->image);
+    c->now.amending = true;
+    step_expect(c, NULL);
+    MUST(image_add_mirror(c->top, &c->recorder.observer, &error));
+    c->now.amending = false;
+    step_expect(c, NULL);
+    MUST(image_open(c->top, PCOW_OPEN_WRITE, NULL, &c->recorder.observer, &c->image, &error));
+    step_put(c, 30, 1);
+}
+
 /* It flushes first. */
 static void make_checksums(struct crash *c)
 {
@@ -461,6 +483,7 @@ const struct scenario scenarios[] = {
     {"prepared slabs, reuse", used_space, scenario_prepared},
     {"after a crash", dead_record, crash_go_on},
     {"seal", some_pages, seal},
+    {"amend", without_mirror, amend},
     {"checksums", some_pages, checksums},
     {"checksums, change", with_checksums, change_with_checksums},
     {"checksums, delete", with_checksums, delete_with_checksums},

@@ -28,6 +28,7 @@ struct world {
     /* so that the generation of the image must have been raised */
     bool changed;
     bool sealed;
+    bool amending;                             /* it may be: that is to be done again, then */
     struct view active;
     unsigned snapshots;
     struct saved {

@@ -54,6 +54,17 @@ static void take(struct rich *rich, pcow_image *image, uint32_t layer, const cha
     free(bytes);
 }
 
+static pcow_image *keep_older(struct rich *rich, pcow_image *image)
+{
+    int fd;
+
+    pcow_close(image);
+    fd = open(IMAGE, O_RDONLY);
+    assert_int_equal(pread(fd, rich->older, sizeof rich->older, 0), sizeof rich->older);
+    close(fd);
+    return must_open(IMAGE, PCOW_OPEN_WRITE);
+}
+
 /* Layers 1 to 3 in a row, the 4th beside the 3rd and left, the active one on the 2nd. */
 static void fill(struct rich *rich, pcow_image *image)
 {
@@ -64,6 +75,7 @@ static void fill(struct rich *rich, pcow_image *image)
     write_pages(rich, image, 2, 600, 8);
     write_pages(rich, image, 2, 1100, 100);
     take(rich, image, 2, "second \"quoted\"", 0);
+    image = keep_older(rich, image);
     write_pages(rich, image, 3, 0, 17);
     write_pages(rich, image, 3, 1530, 12);
     take(rich, image, 3, "third", 70000);
@@ -75,6 +87,7 @@ static void fill(struct rich *rich, pcow_image *image)
     write_pages(rich, image, 5, 10, 4);
     write_pages(rich, image, 5, 1024, 64);
     write_pages(rich, image, 5, 2040, 8);
+    pcow_close(image);
 }
 
 static void load(struct rich *rich)
@@ -100,13 +113,12 @@ static void load(struct rich *rich)
     rich->size = rich->slabs << SLAB_BITS;
 }
 
-struct rich *rich_make(void)
+struct rich *rich_make(bool mirror)
 {
     struct rich *rich = calloc(1, sizeof *rich);
-    /* A mirror would mend what these tests damage. */
     struct pcow_create_options options = {.virtual_size = RICH_SIZE,
                                           .cluster_size = 4096,
-                                          .no_mirror = true},
+                                          .no_mirror = !mirror},
                                fork = {.base_snapshot = "first"};
     char base[512], image_path[512];
     uint8_t bytes[PCOW_PAGE_SIZE];
@@ -124,9 +136,11 @@ struct rich *rich_make(void)
     MUST(pcow_create(image_path, &options, &error));
     image = must_open(image_path, PCOW_OPEN_WRITE);
     fill(rich, image);
-    pcow_close(image);
     fork.base = image_path;
     MUST(pcow_create(scratch("fork.pcow"), &fork, &error));
+    /* That has marked the snapshot, and left it to the next writer to copy the page. */
+    if (mirror)
+        pcow_close(must_open(image_path, PCOW_OPEN_WRITE));
     load(rich);
     return rich;
 }

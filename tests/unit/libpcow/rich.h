@@ -29,14 +29,19 @@ struct rich {
     struct page_set valid[64];
     uint64_t size;                             /* of the file */
     uint8_t *bytes;
+    /* its metadata at an older moment, closed by its writer: two of the snapshots were there */
+    uint8_t older[PCOW_SLAB_SIZE];
 };
 
 /* What page of what layer: never zeros. */
 void rich_page(uint32_t layer, uint64_t page, uint8_t bytes[PCOW_PAGE_SIZE]);
 void rich_state(uint32_t layer, uint64_t size, uint8_t *bytes);
 
-/* Make image.pcow, base.pcow and fork.pcow in the scratch directory. */
-struct rich *rich_make(void);
+/*
+ * Make image.pcow, base.pcow and fork.pcow in the scratch directory. mirror: the first has one, which
+ * mends what is damaged.
+ */
+struct rich *rich_make(bool mirror);
 void rich_free(struct rich *rich);
 /* image.pcow as it was made, and no file of a repair. */
 void rich_put_back(const struct rich *rich);

@@ -374,7 +374,7 @@ static void test_mirror_of_what_could_not_be_written(void **state)
         }
         kernel.watched = bitmap_offset(slab) & ~(PCOW_PAGE_SIZE - 1);
         kernel.writes = 0;
-        assert_int_equal(mirror_sync(&kernel.image->file), 0);
+        assert_int_equal(mirror_sync(&kernel.image->file, NULL), 0);
         assert_int_equal(kernel.writes, failed);
         kernel.watched = 0;
         end();

@@ -278,7 +278,7 @@ static int setup(void **state)
 {
     int ret = scratch_setup(state);
 
-    rich = rich_make();
+    rich = rich_make(false);
     return ret;
 }
 

@@ -115,7 +115,7 @@ static void live_again(struct survivors *survivors, const char *name, struct tot
         /* With a base, the name of the base in the image is that of the first life. */
         if (survivors->expectation[i] && !survivors->crash->has_base
             && world_recognize(file_of_survivor("top", i), survivors->expectation[i], world)
-            && !world->sealed) {
+            && !world->sealed && !world->amending) {
             crash_record_second_life(&second, survivors->crash, file_of_survivor("top", i), world);
             replay = crash_replay(&second, seen, test_steps(60) / 4);
             snprintf(again, sizeof again, "%s, second life %u", name, i);
@@ -171,7 +171,7 @@ static void run_class(enum pcow_persistence persistence)
                   pcow_persistence_name(persistence), (unsigned long long)total.points,
                   (unsigned long long)total.built, (unsigned long long)total.judged, total.lives);
     assert_int_equal(total.failures, 0);
-    assert_true(total.judged > 0 && total.lives > 0);
+    assert_true(total.judged > 0 && (only || total.lives > 0));
 }
 
 static void test_pmem(void **state)

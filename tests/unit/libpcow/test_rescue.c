@@ -511,7 +511,7 @@ static int setup(void **state)
 {
     int ret = scratch_setup(state);
 
-    rich = rich_make();
+    rich = rich_make(false);
     for (uint32_t id = 1; id <= RICH_LAYERS; id++)
         for (uint64_t page = 0; page < RICH_PAGES; page++) {
             uint8_t bytes[PCOW_PAGE_SIZE];

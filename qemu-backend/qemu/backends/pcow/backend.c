@@ -272,6 +272,8 @@ static bool start_events(HostMemPcow *pcow, Error **errp)
 
 static void close_image(HostMemPcow *pcow)
 {
+    struct pcow_error error;
+
     if (pcow->map) {
         if (pcow->became_full.initialized) {
             event_notifier_set_handler(&pcow->became_full, NULL);
@@ -284,6 +286,10 @@ static void close_image(HostMemPcow *pcow)
         qemu_set_fd_handler(pcow_map_event_fd(pcow->map), NULL, NULL, NULL);
         pcow_map_destroy(pcow->map);
         pcow->map = NULL;
+    }
+    if (pcow->image && !pcow->readonly &&
+        pcow_finish(pcow->image, &error) < 0) {
+        error_report("%s", error.message);
     }
     pcow_close(pcow->image);
     pcow->image = NULL;

@@ -29,7 +29,8 @@ static int finish_image(struct target *target, struct pcow_error *error)
     struct pcow_target *pcow = (struct pcow_target *)target;
     int r = pcow_flush(pcow->image, error);
 
-    return r || !pcow->sealed ? r : pcow_seal(pcow->image, error);
+    r = r || !pcow->sealed ? r : pcow_seal(pcow->image, error);
+    return r ? r : pcow_finish(pcow->image, error);
 }
 
 static void close_image(struct target *target)

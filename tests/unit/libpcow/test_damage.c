@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * A rich image (a base, a tree of snapshots, VM state, a fork), of which each page of metadata that
+ * holds anything is damaged in each way, with a mirror and without; and one with a mirror that is
+ * cut short at each 64 KiB. Prints the tables of "Damaged images" in the documentation.
+ */
+#include "rich.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define IMAGE scratch("image.pcow")
+#define PAGE PCOW_PAGE_SIZE
+
+static struct rich *rich;
+static char findings[8192];
+
+static void collect(void *opaque, enum pcow_finding_kind kind, const char *message)
+{
+    size_t used = strlen(findings);
+
+    (void)opaque;
+    (void)kind;
+    snprintf(findings + used, sizeof findings - used, "%s\n", message);
+}
+
+static struct pcow_check_result check(unsigned flags)
+{
+    struct pcow_check_result result;
+
+    findings[0] = 0;
+    MUST(pcow_check(IMAGE, flags, collect, NULL, &result, &error));
+    return result;
+}
+
+/* ---- what each view should read -------------------------------------------------------------- */
+
+static void expected_page(uint32_t view, uint64_t page, uint8_t content[PAGE])
+{
+    for (uint32_t id = view; id; id = rich->layer[id].parent)
+        if (rich->layer[id].page[page]) {
+            rich_page(id, page, content);
+            return;
+        }
+    memset(content, 0xba, PAGE);
+}
+
+static bool reads_right(pcow_image *image, uint32_t view)
+{
+    uint8_t content[PAGE], expected[PAGE];
+
+    for (uint64_t page = 0; page < RICH_PAGES; page++) {
+        expected_page(view, page, expected);
+        if (pcow_read(image, page * PAGE, content, PAGE, NULL) || memcmp(content, expected, PAGE))
+            return false;
+    }
+    return true;
+}
+
+static bool state_is_right(pcow_image *image, uint32_t id)
+{
+    uint64_t size = rich->layer[id].state_size;
+    uint8_t *found = malloc(size + 1), *expected = malloc(size + 1);
+    bool right;
+
+    assert_true(found && expected);
+    rich_state(id, size, expected);
+    right = !size
+            || (pcow_snapshot_read_state(image, rich->layer[id].name, 0, found, size, NULL) == 0
+                && memcmp(found, expected, size) == 0);
+    free(found);
+    free(expected);
+    return right;
+}
+
+static bool view_is_right(const char *path, const char *name, uint32_t id)
+{
+    pcow_image *image;
+    bool right;
+
+    if (pcow_open(path, 0, name, &image, NULL))
+        return false;
+    right = reads_right(image, id)
+            && (!name || path != IMAGE || state_is_right(image, id));
+    pcow_close(image);
+    return right;
+}
+
+static bool all_is_right(void)
+{
+    char image[512];
+    bool right = true;
+
+    snprintf(image, sizeof image, "%s", IMAGE);
+    for (uint32_t id = 1; id <= RICH_LAYERS && right; id++)
+        if (!rich->layer[id].dead)
+            right = view_is_right(image, rich->layer[id].name, id);
+    return right && view_is_right(scratch("fork.pcow"), NULL, 1);
+}
+
+/* ---- 4 KiB ----------------------------------------------------------------------------------- */
+
+enum fill { ZEROS, ONES, RANDOM, OLDER, NEIGHBOUR, FILLS };
+static const char *const fill_name[] = {"zeros", "ones", "random", "older", "neighbour"};
+
+enum { HEADER, COPY, SLAB_TABLE, RECORDS, BITMAPS, STRUCTURES };
+static const char *const structure_name[] = {"header", "copy of the header", "slab table",
+                                             "layer records", "page bitmaps"};
+
+/* H harmless, u unseen, R repaired, L lost and told, X lost and not told; . the same as before */
+struct judged {
+    char of[STRUCTURES][FILLS + 1];
+};
+
+static const uint8_t *page_of(unsigned page)
+{
+    return rich->bytes + (uint64_t)page * PAGE;
+}
+
+static bool is_used(unsigned page)
+{
+    const uint8_t *content = page_of(page);
+
+    return metadata_page_counts(page) && (content[0] || memcmp(content, content + 1, PAGE - 1));
+}
+
+static unsigned structure_of(unsigned page)
+{
+    uint64_t offset = (uint64_t)page * PAGE;
+
+    return offset >= BITMAP_OFFSET        ? BITMAPS
+           : offset >= LAYER_TABLE_OFFSET ? RECORDS
+           : offset >= SLAB_TABLE_OFFSET  ? SLAB_TABLE
+                                          : page;
+}
+
+static void overwrite(uint64_t offset, const void *from, size_t length)
+{
+    int fd = open(IMAGE, O_WRONLY);
+
+    assert_int_equal(pwrite(fd, from, length, (off_t)offset), length);
+    close(fd);
+}
+
+static bool damage(unsigned page, enum fill fill)
+{
+    uint8_t content[PAGE];
+    uint64_t seed = page + 77;
+
+    memset(content, fill == ONES ? 0xff : 0, sizeof content);
+    if (fill == RANDOM)
+        fill_pattern(content, sizeof content, &seed);
+    if (fill == OLDER)
+        memcpy(content, rich->older + (uint64_t)page * PAGE, sizeof content);
+    if (fill == NEIGHBOUR)
+        memcpy(content, page_of(page + 1), sizeof content);
+    if (!memcmp(content, page_of(page), sizeof content))
+        return false;
+    rich_put_back(rich);
+    overwrite((uint64_t)page * PAGE, content, sizeof content);
+    return true;
+}
+
+static bool metadata_is_as_before(void)
+{
+    static uint8_t now[2 * PCOW_SLAB_SIZE];
+    int fd = open(IMAGE, O_RDONLY);
+
+    assert_int_equal(pread(fd, now, sizeof now, 0), sizeof now);
+    close(fd);
+    return memcmp(now, rich->bytes, sizeof now) == 0;
+}
+
+static char judge(bool mirror, const char *what)
+{
+    struct pcow_check_result found = check(0), repaired;
+    pcow_image *image;
+    int ret;
+
+    if (!found.corruptions && !found.leaks)
+        return all_is_right() ? 'H' : 'u';
+    ret = pcow_open(IMAGE, 0, NULL, &image, NULL);
+    if (!ret)
+        pcow_close(image);
+    if (mirror && (!ret || found.losses))
+        fail_msg("%s: open gives %d, and %llu losses are told: %s", what, ret,
+                 (unsigned long long)found.losses, findings);
+    repaired = check(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS);
+    assert_int_equal(repaired.losses, found.losses);
+    assert_int_equal(repaired.corruptions, repaired.corruptions_fixed);
+    repaired = check(0);
+    if (repaired.corruptions || repaired.leaks)
+        fail_msg("%s: after the repair: %s", what, findings);
+    if (mirror && !metadata_is_as_before())
+        fail_msg("%s: the metadata is not what it was", what);
+    return all_is_right() ? 'R' : found.losses ? 'L' : 'X';
+}
+
+static void try_all(bool mirror, struct judged *judged)
+{
+    memset(judged, 0, sizeof *judged);
+    for (unsigned page = 0; page < METADATA_PAGES; page++)
+        for (enum fill fill = ZEROS; is_used(page) && fill < FILLS; fill++) {
+            char *to = &judged->of[structure_of(page)][fill], what[64];
+
+            /* One page of each structure is used. */
+            assert_int_equal(*to, 0);
+            snprintf(what, sizeof what, "page %u, %s", page, fill_name[fill]);
+            *to = damage(page, fill) ? judge(mirror, what) : '.';
+        }
+}
+
+static void print(const struct judged *judged)
+{
+    print_message("  %-20s", "4 KiB of");
+    for (enum fill fill = ZEROS; fill < FILLS; fill++)
+        print_message(" %10s", fill_name[fill]);
+    for (unsigned i = 0; i < STRUCTURES; i++) {
+        print_message("\n  %-20s", structure_name[i]);
+        for (enum fill fill = ZEROS; fill < FILLS; fill++)
+            print_message(" %10c", judged->of[i][fill]);
+    }
+    print_message("\n");
+}
+
+static void test_pages(bool mirror, const struct judged *expected)
+{
+    struct judged judged;
+
+    rich = rich_make(mirror);
+    assert_true(all_is_right());
+    try_all(mirror, &judged);
+    print(&judged);
+    for (unsigned i = 0; i < STRUCTURES; i++)
+        assert_string_equal(judged.of[i], expected->of[i]);
+    rich_free(rich);
+}
+
+static void test_pages_without_mirror(void **state)
+{
+    /* The neighbour of the header is its copy. */
+    static const struct judged expected = {{"RRRR.", "RRRHR", "LLLLL", "LLLLL", "LuuLL"}};
+
+    (void)state;
+    test_pages(false, &expected);
+}
+
+static void test_pages_with_mirror(void **state)
+{
+    static const struct judged expected = {{"RRRR.", "RRRRR", "RRRRR", "RRRRR", "RRRRR"}};
+
+    (void)state;
+    test_pages(true, &expected);
+}
+
+/* ---- cut short ------------------------------------------------------------------------------- */
+
+/* Of each layer that lives, the pages that lie in front of this place. */
+static void expect_rest(uint64_t length)
+{
+    for (uint64_t slab = 1; slab < rich->slabs; slab++) {
+        const struct owner *owner = &rich->owner[slab];
+        const struct rich_layer *layer = &rich->layer[owner->kind ? owner->layer : 0];
+        pcow_image *image;
+
+        if (owner->kind != OWNER_DATA)
+            continue;
+        MUST(pcow_open(IMAGE, 0, layer->name, &image, &error));
+        for (unsigned i = 0; i < PAGES_PER_SLAB; i++) {
+            uint64_t page = (uint64_t)owner->number * PAGES_PER_SLAB + i;
+            uint8_t expected[PAGE];
+
+            if (!layer->page[page] || (slab << SLAB_BITS) + (i + 1) * PAGE > length)
+                continue;
+            rich_page(owner->layer, page, expected);
+            assert_reads(image, page * PAGE, expected, sizeof expected);
+        }
+        pcow_close(image);
+    }
+}
+
+struct cut {
+    const char *what;
+    unsigned tried, as_told[3];                /* by enum pcow_certainty */
+};
+
+/*
+ * Found, told in the way that it should, repaired, and open again. more: the header is damaged,
+ * too, and known from its copy; and so is the mirror of a page that holds nothing.
+ */
+static void try_cut(uint64_t length, bool more, struct cut *cut)
+{
+    const uint64_t all = rich_data(rich) + rich_states(rich), lost = rich_behind(rich, length),
+                   records = LAYER_TABLE_OFFSET + RICH_LAYERS * LAYER_RECORD_SIZE;
+    enum pcow_certainty certainty = length > BITMAP_OFFSET                     ? PCOW_EXACT
+                                    : length > LAYER_TABLE_OFFSET - 64 * KIB ? PCOW_AT_MOST
+                                                                             : PCOW_ESTIMATE;
+    uint64_t least = certainty == PCOW_EXACT      ? lost
+                     : length > records           ? all
+                     : certainty == PCOW_AT_MOST ? rich_data(rich)
+                                                  : 0;
+    struct pcow_check_result result, repaired;
+    pcow_image *image;
+
+    rich_put_back(rich);
+    if (more) {
+        overwrite(0, "damaged", 8);
+        overwrite(mirror_offset(0, LAYER_TABLE_OFFSET / PAGE + 1), "damaged", 8);
+    }
+    assert_int_equal(truncate(IMAGE, (off_t)length), 0);
+    result = check(0);
+    if (result.lost_certainty != certainty || result.lost_size < least
+        || result.lost_size > (certainty == PCOW_EXACT ? lost : rich->size)
+        || (!result.losses && (lost || certainty != PCOW_EXACT)))
+        fail_msg("cut at %llu KiB: %llu bytes are said to be lost (%d), not %llu (%d): %s",
+                 (unsigned long long)(length / KIB), (unsigned long long)result.lost_size,
+                 result.lost_certainty, (unsigned long long)least, certainty, findings);
+    if ((lost || more || length % PCOW_SLAB_SIZE) && pcow_open(IMAGE, 0, NULL, &image, NULL) == 0)
+        fail_msg("cut at %llu KiB: it was opened", (unsigned long long)(length / KIB));
+    cut->tried++;
+    cut->as_told[certainty]++;
+    repaired = check(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS);
+    assert_int_equal(repaired.corruptions, repaired.corruptions_fixed);
+    assert_int_equal(repaired.lost_size, result.lost_size);
+    repaired = check(0);
+    if (repaired.corruptions || repaired.leaks)
+        fail_msg("cut at %llu KiB: after the repair: %s", (unsigned long long)(length / KIB),
+                 findings);
+    pcow_close(must_open(IMAGE, 0));
+    if (certainty == PCOW_EXACT && length % MIB == 0)
+        expect_rest(length);
+}
+
+static void test_cut_with_mirror(void **state)
+{
+    struct cut cuts[] = {{.what = "metadata (2 MiB)"}, {.what = "mirror, checksums (4 MiB)"},
+                         {.what = "data"}};
+
+    (void)state;
+    rich = rich_make(true);
+    for (uint64_t length = 64 * KIB; length < rich->size; length += 64 * KIB)
+        try_cut(length, false, &cuts[length < PCOW_SLAB_SIZE                  ? 0
+                              : length < MIRROR_HEADS * PCOW_SLAB_SIZE ? 1
+                                                                       : 2]);
+    print_message("  %-27s %6s %8s %8s %9s\n", "cut in the", "tried", "exact", "at most",
+                  "estimate");
+    for (unsigned i = 0; i < 3; i++)
+        print_message("  %-27s %6u %8u %8u %9u\n", cuts[i].what, cuts[i].tried,
+                      cuts[i].as_told[PCOW_EXACT], cuts[i].as_told[PCOW_AT_MOST],
+                      cuts[i].as_told[PCOW_ESTIMATE]);
+    rich_free(rich);
+}
+
+/* The repair of the header makes the file longer; what was behind its end is lost all the same. */
+static void test_cut_and_damaged(void **state)
+{
+    struct cut cut = {0};
+
+    (void)state;
+    rich = rich_make(true);
+    for (uint64_t length = 64 * KIB; length < 10 * MIB; length += 448 * KIB)
+        try_cut(length, true, &cut);
+    rich_free(rich);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_pages_without_mirror),
+        TEST(test_pages_with_mirror),
+        TEST(test_cut_with_mirror),
+        TEST(test_cut_and_damaged),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
