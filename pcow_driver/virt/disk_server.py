@@ -35,7 +35,8 @@ def serve(domain_xml: str, group: int, peer: str | None = None) -> None:
     :param peer: profile of AppArmor of the only QEMU that may connect
     :raises XmlInvalid: the domain would look for a disk elsewhere
     :raises ImageNotFound:
-    :raises PathRefused: the image is no file; or it is root's, and others may exchange it
+    :raises PathRefused: the image is no file; or it is root's, and others may exchange it; or
+        others may exchange the directory of the domain
     :raises ToolFailed: somebody has the image open, for instance
     """
     uuid = _uuid(domain_xml)
@@ -45,8 +46,9 @@ def serve(domain_xml: str, group: int, peer: str | None = None) -> None:
         for above in (os.path.dirname(disk_xml.DIRECTORY), disk_xml.DIRECTORY):
             # another domain may be starting
             with contextlib.suppress(FileExistsError):
-                os.mkdir(above)
+                descriptors.make(above)
                 os.chmod(above, 0o755)  # noqa: S103 - QEMU has to get through, whatever the umask
+        descriptors.check_for_root(directory)
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, mode=0o700)
         _stop(directory)  # it has the image open
@@ -105,6 +107,7 @@ def unserve(domain_xml: str) -> None:
     failed = []
     for directory in glob.glob(os.path.join(disk_xml.DIRECTORY, f'{_uuid(domain_xml)}-*')):
         try:
+            descriptors.check_for_root(directory)
             _stop(directory)
             os.rmdir(directory)
         except (exception.PcowError, OSError) as e:

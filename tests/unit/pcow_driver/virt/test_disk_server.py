@@ -186,6 +186,25 @@ class ServerTest(base.TestCase):
             self.directory.chmod(0o777)
             self.assertRaises(exception.PathRefused, self.serve, self.xml)
 
+    def test_links_in_place_of_the_directories_of_domains(self) -> None:
+        """Of one who has put them there before root came."""
+        if os.geteuid():
+            self.skipTest('of root')
+        private, service = self.directory / 'private', self.directory / 'service'
+        (private / f'{UUID}-vda').mkdir(parents=True)
+        service.mkdir()
+        (service / 'run').symlink_to(private)
+        for owner, place in ((0, service / 'run'), (65534, service / 'domains')):
+            os.chown(service, owner, owner)
+            with fixtures.MockPatchObject(disk_xml, 'DIRECTORY', str(place)):
+                xml = self.domain(UUID)
+                self.assertRaises(exception.PathRefused, disk_server.serve, xml, 65534)
+                if owner == 0:
+                    self.assertRaises(exception.ExportFailed, disk_server.unserve, xml)
+        status = (private / f'{UUID}-vda').stat()
+        self.assertEqual((0, 0o755), (status.st_gid, stat.S_IMODE(status.st_mode)))
+        self.assertEqual(['run'], os.listdir(service))
+
     def test_an_image_that_was_resized(self) -> None:
         """A guest that has it as memory later finds all of it."""
         window = device.window(self.path)
