@@ -71,7 +71,7 @@ def collect(pool: pool_module.Pool) -> None:
     """End what processes that were killed left serving; errors are logged. Their snapshots are
     marked for removal.
     """
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         entries = sorted(os.listdir(_directory(pool)))
         try:
             # the files of locks are deleted by their paths
