@@ -390,6 +390,7 @@ def _check_snapshots_while_off() -> Iterator[Finding]:
 _OF_THE_HOOK = {
     '{urn:pcow:domain}ram': 'guest RAM would be on no image (pcowctl domain-xml --ram)',
     'urn:pcow:domain-disks': 'no image would be served as a disk (pcowctl domain-xml --bus virtio)',
+    'directory_of': 'it opens to a guest what a link of a service leads to',
 }
 # What earlier versions of etc/libvirt/bin/qemu-img left out, by a word that is in later ones.
 _LEFT_OUT = {

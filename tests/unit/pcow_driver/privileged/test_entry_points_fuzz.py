@@ -7,11 +7,14 @@ PCOW_FUZZ_SECONDS makes it longer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import os
 from pathlib import Path
+import pwd
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -47,6 +50,9 @@ from tests.unit.pcow_driver import base
 
 SECONDS = float(os.environ.get('PCOW_FUZZ_SECONDS', '3'))
 
+hook = base.load_script(base.TOP / 'etc/libvirt/hooks/qemu.d/pcow')
+HOOK_XML = "<domain id='7'><name>vm</name></domain>"
+USER = pwd.getpwnam('daemon')
 UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
 NOBODY, GROUP = 65534, 'nogroup'
 DOMAINS = disk_xml.DIRECTORY
@@ -61,8 +67,8 @@ os.setgid(65534)
 os.setuid(65534)
 print(flush=True)
 names = ['p', 'q', 'pools', 'export', 'control', '.x.control', 'x', 'pcow-x', 't.pcow', 'u.pcow']
-targets = [outside, f'{outside}/victim', f'{outside}/run', f'{outside}/run/x', f'{outside}/t.pcow',
-           '/', '..']
+targets = [outside, f'{outside}/victim', f'{outside}/run', f'{outside}/run/x', '/', '..',
+           f'{outside}/t.pcow', f'{outside}/u.pcow']
 while True:
     name, other = random.choice(names), random.choice(names)
     try:
@@ -102,7 +108,9 @@ class FuzzTest(base.TestCase):
             (self.outside / name).write_text('precious')
         self.make_pool(self.outside)
         self.make_pool(self.directory / 'pool', NOBODY)
+        shutil.copy(self.outside / 'u.pcow', self.directory / 'ram.pcow')
         self.make_export(self.outside / 'run/x')
+        (self.outside / 'libvirt/qemu/7-vm').mkdir(parents=True)
         self.make_export(self.outside / f'domains/{UUID}-vda/export')
         self.place = self.directory / 'place'
         self.place.mkdir()
@@ -132,12 +140,14 @@ class FuzzTest(base.TestCase):
 
     @staticmethod
     def make_pool(directory: Path, owner: int = 0) -> None:
-        """With a template."""
+        """With a template and an image."""
         directory.mkdir(exist_ok=True)
-        header = b'\x89PCOW\r\n\x1a'.ljust(552, b'\0') + b'\1'
-        (directory / 't.pcow').write_bytes(header.ljust(4096, b'\0'))
+        for name, state in (('t.pcow', b'\1'), ('u.pcow', b'\0')):
+            header = b'\x89PCOW\r\n\x1a\2'.ljust(552, b'\0') + state
+            (directory / name).write_bytes(header.ljust(4096, b'\0'))
+            (directory / name).chmod(0o600)
         (directory / names.MARKER).touch()
-        for path in (directory, directory / 't.pcow'):
+        for path in (directory, directory / 't.pcow', directory / 'u.pcow'):
             os.chown(path, owner, owner)
 
     @staticmethod
@@ -240,6 +250,22 @@ class FuzzTest(base.TestCase):
             locks.note('x', 'text')
         locks.collect()
 
+    def hook_read(self, path: str) -> None:
+        """As it does with a base."""
+        with hook.opened(path, 'the base') as file:
+            hook.grant_read(file, USER)
+
+    def hook_ram(self, place: str, path: str) -> None:
+        """From the start of a guest whose RAM is an image to its end; QEMU's user has the place."""
+        conf_file = self.directory / 'qemu.conf'
+        conf_file.write_text(f'memory_backing_dir = "{place}"\nuser = "{USER.pw_name}"\n')
+        hook.grant_ram(path, USER)
+        try:
+            hook.link_ram(HOOK_XML, path, str(conf_file))
+        finally:
+            hook.unlink_ram(HOOK_XML, str(conf_file))
+            hook.revoke_ram(path, USER)
+
     def call(self, chosen: random.Random) -> None:
         path = str(self.place.joinpath(*chosen.choices(NAMES, k=chosen.randint(1, 3))))
         behind = str(self.place.joinpath(chosen.choice(NAMES), chosen.choice(('run/x', 'x', ''))))
@@ -281,11 +307,27 @@ class FuzzTest(base.TestCase):
         except (exception.PcowError, OSError):
             pass
 
-    def run_for(self, seconds: float) -> int:
+    def call_hook(self, chosen: random.Random) -> None:
+        path = str(self.place.joinpath(*chosen.choices(NAMES[:5], k=chosen.randint(1, 2))))
+        pooled = str(self.directory / 'pool' / chosen.choice(('t.pcow', 'u.pcow', 'x/t.pcow')))
+        try:
+            match chosen.randrange(8):
+                case 0:
+                    self.hook_read(pooled)
+                case 1:
+                    self.hook_ram(path, f'{path}/u.pcow')
+                case 2:
+                    self.hook_ram(path, f'{self.directory}/ram.pcow')
+                case _:
+                    self.hook_read(f'{path}/t.pcow')
+        except (hook.HookError, OSError):
+            pass
+
+    def run_for(self, seconds: float, call: Callable[[random.Random], None]) -> int:
         chosen, calls, end = random.Random(), 0, time.monotonic() + seconds
         before = self.state(self.outside)
         while time.monotonic() < end:
-            self.call(chosen)
+            call(chosen)
             calls += 1
         self.assertEqual(before, self.state(self.outside))
         for line in Path('/proc/self/mountinfo').read_text().splitlines():
@@ -309,7 +351,7 @@ class FuzzTest(base.TestCase):
         before = self.state(export)
         os.chown(self.place, NOBODY, NOBODY)
         self.attack()
-        self.assertGreater(self.run_for(SECONDS), 10)
+        self.assertGreater(self.run_for(SECONDS, self.call), 10)
         self.assertNotIn(f' {self.place}/', Path('/proc/self/mountinfo').read_text())
         for path in self.place.iterdir():
             if path.lstat().st_uid != NOBODY:
@@ -321,7 +363,13 @@ class FuzzTest(base.TestCase):
         """With the sticky bit: what is root's there stays root's, and only that is used."""
         self.place.chmod(0o1777)
         self.attack()
-        self.assertGreater(self.run_for(SECONDS), 10)
+        self.assertGreater(self.run_for(SECONDS, self.call), 10)
+
+    def test_hook_of_libvirt(self) -> None:
+        """It opens a service's own files to QEMU's user, and nobody else's."""
+        os.chown(self.place, NOBODY, NOBODY)
+        self.attack()
+        self.assertGreater(self.run_for(SECONDS, self.call_hook), 10)
 
 
 @contextlib.contextmanager
