@@ -24,6 +24,9 @@ from pcow_driver.virt import disk_xml
 from pcow_driver.virt import libvirt_xml
 
 _MODE = 0o710
+# Where SELinux runs: what is made below gets the label of the directory (etc/selinux/pcow.fc).
+_SELINUX_ENABLED, _SELINUX_NAME = '/sys/fs/selinux', 'security.selinux'
+_LABEL = b'system_u:object_r:pcow_disk_t:s0\0'
 
 
 def serve(domain_xml: str, group: int, peer: str | None = None) -> None:
@@ -49,12 +52,21 @@ def serve(domain_xml: str, group: int, peer: str | None = None) -> None:
                 descriptors.make(above)
                 os.chmod(above, 0o755)  # noqa: S103 - QEMU has to get through, whatever the umask
         descriptors.check_for_root(directory)
+        _label(disk_xml.DIRECTORY)
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, mode=0o700)
         _stop(directory)  # it has the image open
         os.chown(directory, owner, group, follow_symlinks=False)
         os.chmod(directory, _MODE)
         users.run_as(owner, functools.partial(_start, _export(directory), disk.path, peer))
+
+
+def _label(directory: str) -> None:
+    """/run is empty after each start of the host, and nobody runs restorecon there."""
+    if os.path.isdir(_SELINUX_ENABLED):
+        # the module of pcow is not installed, for instance
+        with contextlib.suppress(OSError):
+            os.setxattr(directory, _SELINUX_NAME, _LABEL)
 
 
 def _owner(path: str) -> int:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import time
+from unittest import mock
 import xml.etree.ElementTree as ET
 
 import fixtures
@@ -68,6 +69,17 @@ class ServerTest(base.TestCase):
         tool.run(str(program), '-c', f'read -P 7 {window.offset} 4k', self.path)
         self.assertEqual(window, device.window(self.path))  # a guest could have it as memory now
         disk_server.unserve(self.xml)
+
+    def test_label_where_selinux_runs(self) -> None:
+        selinux = self.directory / 'selinux'
+        name = b'system_u:object_r:pcow_disk_t:s0\0'
+        self.useFixture(fixtures.MockPatchObject(disk_server, '_SELINUX_ENABLED', str(selinux)))
+        with mock.patch.object(os, 'setxattr', side_effect=OSError) as setxattr:
+            self.serve(self.xml)
+            setxattr.assert_not_called()
+            selinux.mkdir()
+            self.serve(self.xml)
+            setxattr.assert_called_once_with(str(self.place), 'security.selinux', name)
 
     def test_a_second_domain_ends_nothing_of_the_first(self) -> None:
         self.serve(self.xml)
