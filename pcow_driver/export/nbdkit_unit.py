@@ -154,8 +154,10 @@ def _serve(connection: socket.socket, request: dict[str, Any]) -> int:
         directory = _checked_directory(request['stop'])
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(directory, flags)
-        nbdkit.end(directory, descriptor)
-        os.close(descriptor)
+        try:
+            nbdkit.end(directory, descriptor)
+        finally:
+            os.close(descriptor)
         connection.sendall(b'{"done": true}\n')
         return 0
     directory = _checked_directory(request.pop('start', None))

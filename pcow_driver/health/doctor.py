@@ -36,6 +36,7 @@ USERFAULTFD = '/dev/userfaultfd'
 _QEMU_GROUPS = ('libvirt-qemu', 'qemu', 'kvm')
 APPARMOR_ENABLED = '/sys/module/apparmor/parameters/enabled'
 APPARMOR_PROFILES = '/etc/apparmor.d/libvirt'
+SELINUX_ENABLED = '/sys/fs/selinux'
 APPARMOR_LOCAL = '/etc/apparmor.d/local'
 
 
@@ -438,7 +439,18 @@ def _check_apparmor() -> Iterator[Finding]:
             'a guest that breaks out of QEMU reaches the images of all others: take that line away',
         )
     elif _read(APPARMOR_ENABLED) != 'Y' or not os.path.isdir(APPARMOR_PROFILES):
-        yield Finding('AppArmor', OK, 'libvirt does not use it here')
+        if os.path.isdir(SELINUX_ENABLED):
+            yield Finding('AppArmor', OK, 'SELinux is in its place')
+            return
+        yield Finding(
+            'AppArmor',
+            ADVICE,
+            'libvirt does not use it here',
+            (
+                'a guest that breaks out of QEMU reaches the images of all others: enable it where '
+                'guests of several tenants run'
+            ),
+        )
     else:
         yield from (_apparmor_rules(*item) for item in _CONFINED.items())
 

@@ -179,7 +179,11 @@ class HostTest(DoctorTestCase):
         enabled, profiles = self.directory / 'enabled', self.directory / 'libvirt'
         self.substitute('health.doctor.APPARMOR_ENABLED', str(enabled))
         self.substitute('health.doctor.APPARMOR_PROFILES', str(profiles))
-        self.one(doctor._check_apparmor, OK, 'does not use it')
+        selinux = self.directory / 'selinux'
+        self.substitute('health.doctor.SELINUX_ENABLED', str(selinux))
+        self.one(doctor._check_apparmor, ADVICE, 'does not use it', 'several tenants')
+        selinux.mkdir()
+        self.one(doctor._check_apparmor, OK, 'SELinux')
         enabled.write_text('Y\n')
         profiles.mkdir()
         (local / 'abstractions').mkdir(parents=True)
