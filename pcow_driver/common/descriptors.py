@@ -49,11 +49,33 @@ def parent(path: str, *, trusted: bool = False) -> Iterator[tuple[int, str]]:
     :raises PathRefused:
     :raises OSError:
     """
-    *above, name = _parts(path)
+    *above, name = _parts(path) or ['']
+    if not name:
+        raise exception.PathRefused(path=path, reason='it is the root directory')
     descriptor = _walk(above, trusted)
     try:
         if trusted:
             _check_step(descriptor, name, path)
+        yield descriptor, name
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def parent_for_root(path: str) -> Iterator[tuple[int, str]]:
+    """As :func:`parent`, trusted, if this is root. Who is not root has only the rights that its
+    neighbours have, too, and links on the way are his own affair.
+
+    :raises PathRefused: this is root, and others may put something else there
+    :raises OSError:
+    """
+    if os.geteuid() == 0:
+        with parent(path, trusted=True) as found:
+            yield found
+        return
+    above, name = os.path.split(path)
+    descriptor = os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         yield descriptor, name
     finally:
         os.close(descriptor)

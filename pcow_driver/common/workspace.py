@@ -97,12 +97,13 @@ def errors() -> Iterator[None]:
 
 def _make(prefix: str) -> tuple[str, int]:
     """Nobody takes it for a left one meanwhile: it is new."""
-    path = tempfile.mkdtemp(prefix=prefix, dir=os.path.realpath(str(conf.CONF.pcow.conversion_dir)))
+    place = os.path.realpath(str(conf.CONF.pcow.conversion_dir))
+    descriptors.check_for_root(os.path.join(place, prefix))
+    path = tempfile.mkdtemp(prefix=prefix, dir=place)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        descriptors.check_for_root(path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except (OSError, exception.PathRefused):
+    except OSError:
         os.close(descriptor)
         os.rmdir(path)
         raise
@@ -111,11 +112,12 @@ def _make(prefix: str) -> tuple[str, int]:
 
 def _lock(path: str) -> int | None:
     """A descriptor that holds the lock; None: somebody else has it, or the directory is gone or not
-    this user's.
+    this user's, or others may exchange it.
     """
     try:
+        descriptors.check_for_root(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+    except (OSError, exception.PathRefused):
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +143,7 @@ def left_over(*purposes: str) -> Iterator[str]:
     """Directories of this user, for these purposes, in which nobody works, nor has worked within
     the last hour.
     """
-    place = str(conf.CONF.pcow.conversion_dir)
+    place = os.path.realpath(str(conf.CONF.pcow.conversion_dir))
     try:
         names = sorted(name for name in os.listdir(place) if purpose(name) in purposes)
     except OSError:

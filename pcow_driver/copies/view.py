@@ -12,6 +12,7 @@ import uuid as uuidlib
 
 from oslo_log import log as logging
 
+from pcow_driver.common import descriptors
 from pcow_driver.common import exception
 from pcow_driver.common import locks
 from pcow_driver.export import nbd
@@ -35,6 +36,7 @@ def serve(pool: pool_module.Pool, name: str) -> Iterator[str]:
     :raises ImageNotFound:
     :raises DeviceInvalid: the image has no info block
     :raises ToolFailed: something that is no running domain writes to the image
+    :raises PathRefused: this is root, and others may exchange the directory that it works in
     """
     path, snapshot = pool.existing_path(name), f'frozen-{uuidlib.uuid4()}'
     # the socket in it cannot have a long path
@@ -57,6 +59,7 @@ def _make_directory(pool: pool_module.Pool) -> None:
     leaves.
     """
     path = _directory(pool)
+    descriptors.check_for_root(path)
     with contextlib.suppress(FileExistsError):
         os.makedirs(path, mode=0o700)
         above = stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode)
@@ -68,8 +71,15 @@ def collect(pool: pool_module.Pool) -> None:
     """End what processes that were killed left serving; errors are logged. Their snapshots are
     marked for removal.
     """
-    with contextlib.suppress(FileNotFoundError):
-        for entry in sorted(os.listdir(_directory(pool))):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        entries = sorted(os.listdir(_directory(pool)))
+        try:
+            # the files of locks are deleted by their paths
+            descriptors.check_for_root(_directory(pool))
+        except exception.PathRefused as e:
+            LOG.warning('What a killed process left stays: %s', e)
+            return
+        for entry in entries:
             if not entry.endswith(_LOCK):
                 continue
             path = os.path.join(_directory(pool), entry)

@@ -37,19 +37,17 @@ _MOUNT = 'mount'
 _FILE = 'data'
 _CONTROL = 'control'  # a link to the socket beside the image
 _UNIT = 'unit'  # nbdkit runs in a unit of systemd, see nbdkit_unit
-# all that is in its directory
-_NAMES = frozenset(
-    (
-        nbdkit.SOCKET,
-        _MOUNT,
-        _CONTROL,
-        _UNIT,
-        'nbdkit.pid',
-        'nbdkit.log',
-        'nbdfuse.pid',
-        'nbdfuse.log',
-    )
-)
+# all that is in its directory, and as what: nothing else is taken away
+_TYPES = {
+    nbdkit.SOCKET: stat.S_IFSOCK,
+    _MOUNT: stat.S_IFDIR,
+    _CONTROL: stat.S_IFLNK,
+    _UNIT: stat.S_IFREG,
+    'nbdkit.pid': stat.S_IFREG,
+    'nbdkit.log': stat.S_IFREG,
+    'nbdfuse.pid': stat.S_IFREG,
+    'nbdfuse.log': stat.S_IFREG,
+}
 
 
 def start(
@@ -77,17 +75,12 @@ def start(
         ended
     :raises PathRefused: this is root, and others could put another directory in its place
     """
-    path = os.path.abspath(path)
+    directory, path = os.path.abspath(directory), os.path.abspath(path)
     if not os.path.exists(path):
         raise exception.ImageNotFound(path=path)
     tool.find_module('nbdkit_plugin', nbdkit.PLUGIN_DIRECTORIES)
     stop(directory)
-    os.makedirs(directory, mode=0o700)
-    try:
-        descriptors.check_for_root(directory)
-    except exception.PathRefused:
-        os.rmdir(directory)
-        raise
+    _make(directory)
     control = not read_only and snapshot is None and os.access(os.path.dirname(path), os.W_OK)
     export = nbdkit.Export(
         path, window=window, snapshot=snapshot, read_only=read_only, control=control, peer=peer
@@ -114,6 +107,18 @@ def start(
             stop(directory)
         raise
     return f'nbd+unix:///?socket={urllib.parse.quote(socket)}'
+
+
+def _make(directory: str) -> None:
+    """Where nobody else can exchange it, if this is root: what is done in it is done by its path
+    then.
+    """
+    if os.geteuid():
+        os.makedirs(directory, mode=0o700)
+        return
+    with contextlib.suppress(FileExistsError):
+        descriptors.make(os.path.dirname(directory))
+    descriptors.make(directory, 0o700)
 
 
 def let_in(directory: str, group: str | None = None) -> None:
@@ -183,26 +188,34 @@ def stop(directory: str) -> None:
 
     :raises ExportFailed: somebody uses the file, a process does not end, or the directory is
         another one
+    :raises PathRefused: this is root, and others could put another directory in its place
     """
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    except OSError:  # a link, or no directory
-        raise _no_export(directory) from None
-    try:
-        _clear(directory, descriptor)
-    except (OSError, exception.ToolFailed) as e:
-        raise exception.ExportFailed(
-            path=directory, reason=f'it cannot be taken away: {e}'
-        ) from None
-    finally:
-        os.close(descriptor)
+    directory = os.path.abspath(directory)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.ExitStack() as stack:
+        try:
+            above, name = stack.enter_context(descriptors.parent_for_root(directory))
+            descriptor = os.open(name, flags, dir_fd=above)
+        except FileNotFoundError:
+            return
+        except OSError:  # a link, or no directory
+            raise _no_export(directory) from None
+        stack.callback(os.close, descriptor)
+        try:
+            _clear(directory, descriptor)
+            os.rmdir(name, dir_fd=above)
+        except (OSError, exception.ToolFailed) as e:
+            raise exception.ExportFailed(
+                path=directory, reason=f'it cannot be taken away: {e}'
+            ) from None
 
 
-def _no_export(directory: str) -> exception.ExportFailed:
+def _no_export(directory: str, strange: str | None = None) -> exception.ExportFailed:
+    """:param strange: a name in it"""
+    because = '' if strange is None else f" ('{strange}' in it was not made by pcow)"
     return exception.ExportFailed(
-        path=directory, reason='it is no directory of an export; choose one that is not there yet'
+        path=directory,
+        reason=f'it is no directory of an export{because}; choose one that is not there yet',
     )
 
 
@@ -215,43 +228,61 @@ def _clear(directory: str, descriptor: int) -> None:
         raise exception.ExportFailed(
             path=directory, reason='it belongs to another user, or others may write to it'
         )
-    if not _NAMES.issuperset(os.listdir(descriptor)):
-        raise _no_export(directory)
-    point = os.path.join(directory, _MOUNT)
-    _unmount(directory, point)
-    nbdkit.end_process(directory, 'nbdfuse')
+    for name in os.listdir(descriptor):
+        if not _is_ours(descriptor, name):
+            raise _no_export(directory, name)
+    _unmount(directory, descriptor)
+    nbdkit.end_process(directory, descriptor, 'nbdfuse')
     if _UNIT in os.listdir(descriptor) and nbdkit_unit.is_there():
         # which can see its process, also if this is in a container
         nbdkit_unit.stop(directory)
     else:
-        nbdkit.end(directory)
+        nbdkit.end(directory, descriptor)
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(_MOUNT, dir_fd=descriptor)
-    try:
-        control = os.readlink(_CONTROL, dir_fd=descriptor)
-    except OSError:  # there is none, or it is no link
-        control = None
-    if control is not None:
-        control_socket.remove_dead(control)
+    with contextlib.suppress(FileNotFoundError):
+        control_socket.remove_dead(os.readlink(_CONTROL, dir_fd=descriptor))
     for name in os.listdir(descriptor):
-        os.unlink(name, dir_fd=descriptor)
-    os.rmdir(directory)
+        if not _is_ours(descriptor, name):  # it came meanwhile
+            raise _no_export(directory, name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=descriptor)
 
 
-def _unmount(directory: str, point: str) -> None:
+def _is_ours(descriptor: int, name: str) -> bool:
+    """Whether something in the directory of an export is what :func:`start` and :func:`mount` put
+    there, so that it can be taken away.
+    """
+    try:
+        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+    except FileNotFoundError:
+        return True  # a process that has ended meanwhile
+    except OSError:
+        return name == _MOUNT  # what showed the file there was killed
+    return stat.S_IFMT(status.st_mode) == _TYPES.get(name)
+
+
+def _unmount(directory: str, descriptor: int) -> None:
     """Also what was left mounted by a process that was killed: every access to that fails,
     ``os.path.ismount`` says no.
     """
     options: tuple[str, ...] = ('-u',)
     try:
-        if os.lstat(point).st_dev == os.lstat(directory).st_dev:
+        device_number = os.stat(_MOUNT, dir_fd=descriptor, follow_symlinks=False).st_dev
+        if device_number == os.fstat(descriptor).st_dev:
             return
     except FileNotFoundError:
         return
     except OSError:
         options = ('-u', '-z')  # whoever has its file open can do nothing with it any more
     try:
-        tool.run(tool.find_system('fusermount3', 'fuse3'), *options, point)
+        # in the directory itself, whatever its path leads to by now
+        tool.run(
+            tool.find_system('fusermount3', 'fuse3'),
+            *options,
+            _MOUNT,
+            cwd=descriptors.place(descriptor),
+        )
     except exception.ToolFailed as e:
         raise exception.ExportFailed(path=directory, reason=f'its file is in use: {e}') from None
 

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 import selectors
 import signal
+import stat
 import subprocess
 import time
 from typing import Any
@@ -23,6 +24,7 @@ PLUGIN_DIRECTORIES = '/usr/lib/*/nbdkit/plugins'
 
 SOCKET = 'socket'  # in the directory of an export
 _TIMEOUT = 30  # seconds
+_MAX_PID = 32  # bytes of a pid file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,20 +155,26 @@ def said(log: str, name: str) -> str:
     return '; '.join(lines) or f'{name} ended without a message'
 
 
-def end(directory: str) -> None:
+def end(directory: str, descriptor: int) -> None:
     """End the nbdkit of a directory, if it is still the one that wrote the pid file there.
+
+    :param descriptor: of the directory
+    :raises ExportFailed: it does not end
+    """
+    end_process(directory, descriptor, 'nbdkit')
+
+
+def end_process(directory: str, descriptor: int, name: str) -> None:
+    """End the process of a pid file, if it is still the one that wrote it.
 
     :raises ExportFailed: it does not end
     """
-    end_process(directory, 'nbdkit')
-
-
-def end_process(directory: str, name: str) -> None:
-    """End the process of a pid file, if it is still the one that wrote it."""
+    pid = _read_pid(descriptor, f'{name}.pid')
+    if pid is None:
+        return
     try:
-        pid = int(Path(directory, f'{name}.pid').read_text())
-        descriptor = os.pidfd_open(pid)
-    except (FileNotFoundError, ProcessLookupError, ValueError):
+        process = os.pidfd_open(pid)
+    except (ProcessLookupError, OverflowError):  # more than any process has
         return
     try:
         # The number may belong to somebody else by now: ours has the directory in its arguments.
@@ -176,9 +184,9 @@ def end_process(directory: str, name: str) -> None:
         if arguments and os.fsencode(directory) not in arguments:
             return
         if arguments:
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            signal.pidfd_send_signal(process, signal.SIGTERM)
         with selectors.DefaultSelector() as selector:  # under eventlet there is no select.poll
-            selector.register(descriptor, selectors.EVENT_READ)
+            selector.register(process, selectors.EVENT_READ)
             if not selector.select(_TIMEOUT) and arguments:
                 raise exception.ExportFailed(
                     path=directory, reason=f'{name} (process {pid}) does not end'
@@ -186,4 +194,20 @@ def end_process(directory: str, name: str) -> None:
     except (FileNotFoundError, ProcessLookupError):
         return  # it has ended meanwhile
     finally:
-        os.close(descriptor)
+        os.close(process)
+
+
+def _read_pid(directory: int, name: str) -> int | None:
+    """None: there is no such file, or no number in it."""
+    try:
+        descriptor = os.open(
+            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
+        )
+    except FileNotFoundError:
+        return None
+    with open(descriptor, 'rb') as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        text = file.read(_MAX_PID).strip()
+    # 0 and negative numbers are groups of processes, or this one
+    return int(text) if text.isdigit() and int(text) else None

@@ -24,6 +24,7 @@ import time
 from typing import Any
 
 from pcow_driver.common import conf
+from pcow_driver.common import descriptors
 from pcow_driver.common import exception
 from pcow_driver.export import nbdkit
 
@@ -110,9 +111,12 @@ def _become_peer(connection: socket.socket) -> None:
 
 
 def _checked_directory(name: Any) -> str:
-    """:raises ExportFailed: a directory that somebody else made"""
-    if not isinstance(name, str) or not os.path.isabs(name):
+    """:raises ExportFailed: a directory that somebody else made
+    :raises PathRefused: root asks, and others could put another one in its place
+    """
+    if not isinstance(name, str) or not os.path.isabs(name) or '\0' in name:
         raise exception.ExportFailed(path=str(name), reason='that is no absolute path')
+    descriptors.check_for_root(name)
     status = os.lstat(name)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise exception.ExportFailed(path=name, reason='it is no directory of the one who asks')
@@ -147,7 +151,13 @@ def _watch(process: subprocess.Popen[bytes], directory: str, export: nbdkit.Expo
 def _serve(connection: socket.socket, request: dict[str, Any]) -> int:
     """:raises PcowError: :raises OSError: nothing was started, and nothing was ended"""
     if 'stop' in request:
-        nbdkit.end(_checked_directory(request['stop']))
+        directory = _checked_directory(request['stop'])
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(directory, flags)
+        try:
+            nbdkit.end(directory, descriptor)
+        finally:
+            os.close(descriptor)
         connection.sendall(b'{"done": true}\n')
         return 0
     directory = _checked_directory(request.pop('start', None))

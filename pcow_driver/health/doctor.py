@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
-import contextlib
 import grp
 import os
 import platform
-import pwd
 import re
 import shutil
 import stat
@@ -23,8 +21,10 @@ from pcow_driver.common.finding import ADVICE
 from pcow_driver.common.finding import MISSING
 from pcow_driver.common.finding import OK
 from pcow_driver.common.finding import Finding
+from pcow_driver.health import separation
 from pcow_driver.pools import registry
 from pcow_driver.provision import diagnosis
+from pcow_driver.provision import host
 from pcow_driver.virt import domain
 
 MIN_KERNEL = (6, 1)
@@ -34,10 +34,9 @@ MIN_LIBVIRT = (9, 0)
 HOOK = '/etc/libvirt/hooks/qemu.d/pcow'
 USERFAULTFD = '/dev/userfaultfd'
 _QEMU_GROUPS = ('libvirt-qemu', 'qemu', 'kvm')
-QEMU_CONF = '/etc/libvirt/qemu.conf'
-QEMU_USERS = ('libvirt-qemu', 'qemu')  # of Debian, of Fedora
 APPARMOR_ENABLED = '/sys/module/apparmor/parameters/enabled'
 APPARMOR_PROFILES = '/etc/apparmor.d/libvirt'
+SELINUX_ENABLED = '/sys/fs/selinux'
 APPARMOR_LOCAL = '/etc/apparmor.d/local'
 
 
@@ -133,17 +132,6 @@ def _check_kernel() -> Iterator[Finding]:
         )
 
 
-def _qemu_user() -> pwd.struct_passwd | None:
-    """As whom libvirt runs QEMU: what its configuration says, else the user that the distribution
-    made for that.
-    """
-    said = re.search(r'^\s*user\s*=\s*"([^"]+)"', _read(QEMU_CONF) or '', re.MULTILINE)
-    for name in (said[1],) if said else QEMU_USERS:
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name)
-    return None
-
-
 def _has_acl(path: str) -> bool:
     try:
         return bool(os.getxattr(path, 'system.posix_acl_access'))
@@ -190,7 +178,7 @@ def _advice_on(path: str, status: os.stat_result, group: str) -> str | None:
         f'install etc/udev/rules.d/60-pcow.rules, then: udevadm control --reload; udevadm trigger '
         f'{path}'
     )
-    mode, user = status.st_mode, _qemu_user()
+    mode, user = status.st_mode, separation.qemu_user()
     if mode & 0o006 == 0o006 or (
         user is not None and user.pw_uid == status.st_uid and mode & 0o600 == 0o600
     ):
@@ -238,19 +226,18 @@ def _check_map_count() -> Iterator[Finding]:
 
 
 def _check_state() -> Iterator[Finding]:
-    path = locks.state_path()
-    existing = path
+    """What this user needs is that it may lock; the directory above is root's alone."""
+    existing = os.path.join(locks.state_path(), 'locks')
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
     if os.access(existing, os.W_OK | os.X_OK):
-        yield Finding('state directory', OK, path)
+        yield Finding('state directory', OK, locks.state_path())
     else:
         yield Finding(
             'state directory',
             MISSING,
             f'{existing} cannot be written to by this user',
-            f"become root, or let root give it to this user or its group ('chown -R OWNER:GROUP "
-            f"{existing}')",
+            f"become root, or let root run '{host.command()}', with a group that this user is in",
         )
 
 
@@ -404,6 +391,7 @@ def _check_snapshots_while_off() -> Iterator[Finding]:
 _OF_THE_HOOK = {
     '{urn:pcow:domain}ram': 'guest RAM would be on no image (pcowctl domain-xml --ram)',
     'urn:pcow:domain-disks': 'no image would be served as a disk (pcowctl domain-xml --bus virtio)',
+    'directory_of': 'it opens to a guest what a link of a service leads to',
 }
 # What earlier versions of etc/libvirt/bin/qemu-img left out, by a word that is in later ones.
 _LEFT_OUT = {
@@ -443,8 +431,26 @@ def _snapshots_while_off(pid: str, found: str | None) -> Finding:
 
 
 def _check_apparmor() -> Iterator[Finding]:
-    if _read(APPARMOR_ENABLED) != 'Y' or not os.path.isdir(APPARMOR_PROFILES):
-        yield Finding('AppArmor', OK, 'libvirt does not use it here')
+    if separation.qemu_setting('security_driver') == 'none':
+        yield Finding(
+            'AppArmor',
+            ADVICE,
+            f'{separation.QEMU_CONF} has security_driver = "none"',
+            'a guest that breaks out of QEMU reaches the images of all others: take that line away',
+        )
+    elif _read(APPARMOR_ENABLED) != 'Y' or not os.path.isdir(APPARMOR_PROFILES):
+        if os.path.isdir(SELINUX_ENABLED):
+            yield Finding('AppArmor', OK, 'SELinux is in its place')
+            return
+        yield Finding(
+            'AppArmor',
+            ADVICE,
+            'libvirt does not use it here',
+            (
+                'a guest that breaks out of QEMU reaches the images of all others: enable it where '
+                'guests of several tenants run'
+            ),
+        )
     else:
         yield from (_apparmor_rules(*item) for item in _CONFINED.items())
 
@@ -507,6 +513,7 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _check_userfaultfd,
     _check_map_count,
     _check_state,
+    separation.check_directories,
     diagnosis.check_kernel_config,
     diagnosis.check_regions,
     _check_pools,
@@ -514,4 +521,6 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _check_hook,
     _check_snapshots_while_off,
     _check_apparmor,
+    separation.check_qemu_group,
+    separation.check_disk_units,
 )

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import grp
 import os
+import pwd
 import stat
 
 from pcow_driver.common import conf
@@ -21,6 +22,7 @@ _ROOTS = 0o755  # nobody else renames what root mounts or reads
 _SHARED = 0o2770  # what is made there is the group's
 # and QEMU passes, on its way to the socket of a volume
 _PASSED = 0o2771
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _SERVICES = {
     'locks': _SHARED,
     'lists': _SHARED,
@@ -62,6 +64,65 @@ def set_up(group: str | None) -> Iterator[Prepared]:
             yield _prepare(path, gid, mode)
 
 
+def differences() -> list[str]:
+    """What is there and is not as :func:`set_up` makes it, in words.
+
+    What this user, or root, has for itself alone may have another mode.
+    """
+    found, own, groups = [], {0, os.geteuid()}, service_groups()
+    state = locks.state_path()
+    roots = dict.fromkeys((state, os.path.abspath(conf.CONF.pcow.pools_path)))
+    for path, mode, shared in (
+        *((path, _ROOTS, False) for path in roots),
+        *((os.path.join(state, name), mode, bool(groups)) for name, mode in _SERVICES.items()),
+    ):
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            made = (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, mode)
+            if not stat.S_ISDIR(status.st_mode):
+                found.append(f'{path} is a link, or no directory')
+            elif not made and (shared or status.st_uid not in own or status.st_mode & _OTHERS):
+                found.append(f'{path}: {words(status)}')
+    if len(groups) > 1:
+        found.append(f'{state}: {", ".join(sorted(map(group_name, groups)))} share it')
+    return found
+
+
+def service_groups() -> set[int]:
+    """To whom the directories of the services are given; nobody, if root works on pools alone."""
+    found = set()
+    for name in _SERVICES:
+        with contextlib.suppress(OSError):
+            status = os.lstat(os.path.join(locks.state_path(), name))
+            if status.st_gid and status.st_mode & stat.S_IWGRP:
+                found.add(status.st_gid)
+    return found
+
+
+def command() -> str:
+    """That puts the directories right."""
+    groups = service_groups()
+    name = group_name(groups.pop()) if len(groups) == 1 else 'GROUP'
+    return f'pcowctl host setup --group {name}'
+
+
+def group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def words(status: os.stat_result) -> str:
+    """Whose something is, and what its mode is."""
+    try:
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        owner = str(status.st_uid)
+    group = group_name(status.st_gid)
+    return f'owner {owner}, group {group}, mode {stat.S_IMODE(status.st_mode):04o}'
+
+
 def _gid(group: str | None) -> int:
     try:
         return grp.getgrnam(group).gr_gid if group else 0
@@ -84,4 +145,4 @@ def _prepare(path: str, gid: int, mode: int) -> Prepared:
             # The owner first: chown() takes the bit that gives what is made there to the group.
             os.chown(descriptors.place(found), 0, gid)
             os.chmod(descriptors.place(found), mode)
-    return Prepared(path, grp.getgrgid(gid).gr_name, mode, done)
+    return Prepared(path, group_name(gid), mode, done)

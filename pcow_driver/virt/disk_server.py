@@ -24,6 +24,9 @@ from pcow_driver.virt import disk_xml
 from pcow_driver.virt import libvirt_xml
 
 _MODE = 0o710
+# Where SELinux runs: what is made below gets the label of the directory (etc/selinux/pcow.fc).
+_SELINUX_ENABLED, _SELINUX_NAME = '/sys/fs/selinux', 'security.selinux'
+_LABEL = b'system_u:object_r:pcow_disk_t:s0\0'
 
 
 def serve(domain_xml: str, group: int, peer: str | None = None) -> None:
@@ -35,7 +38,8 @@ def serve(domain_xml: str, group: int, peer: str | None = None) -> None:
     :param peer: profile of AppArmor of the only QEMU that may connect
     :raises XmlInvalid: the domain would look for a disk elsewhere
     :raises ImageNotFound:
-    :raises PathRefused: the image is no file; or it is root's, and others may exchange it
+    :raises PathRefused: the image is no file; or it is root's, and others may exchange it; or
+        others may exchange the directory of the domain
     :raises ToolFailed: somebody has the image open, for instance
     """
     uuid = _uuid(domain_xml)
@@ -45,14 +49,24 @@ def serve(domain_xml: str, group: int, peer: str | None = None) -> None:
         for above in (os.path.dirname(disk_xml.DIRECTORY), disk_xml.DIRECTORY):
             # another domain may be starting
             with contextlib.suppress(FileExistsError):
-                os.mkdir(above)
+                descriptors.make(above)
                 os.chmod(above, 0o755)  # noqa: S103 - QEMU has to get through, whatever the umask
+        descriptors.check_for_root(directory)
+        _label(disk_xml.DIRECTORY)
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, mode=0o700)
         _stop(directory)  # it has the image open
         os.chown(directory, owner, group, follow_symlinks=False)
         os.chmod(directory, _MODE)
         users.run_as(owner, functools.partial(_start, _export(directory), disk.path, peer))
+
+
+def _label(directory: str) -> None:
+    """/run is empty after each start of the host, and nobody runs restorecon there."""
+    if os.path.isdir(_SELINUX_ENABLED):
+        # the module of pcow is not installed, for instance
+        with contextlib.suppress(OSError):
+            os.setxattr(directory, _SELINUX_NAME, _LABEL)
 
 
 def _owner(path: str) -> int:
@@ -105,6 +119,7 @@ def unserve(domain_xml: str) -> None:
     failed = []
     for directory in glob.glob(os.path.join(disk_xml.DIRECTORY, f'{_uuid(domain_xml)}-*')):
         try:
+            descriptors.check_for_root(directory)
             _stop(directory)
             os.rmdir(directory)
         except (exception.PcowError, OSError) as e:

@@ -15,16 +15,21 @@ import os
 import time
 from typing import Any
 
+from oslo_log import log as logging
+
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
 from pcow_driver.common import names
 from pcow_driver.copies import fork as image_fork
+from pcow_driver.images import image_locks
 from pcow_driver.virt import domain
 from pcow_driver.virt import fork_xml
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model
 from pcow_driver.vm import ram
 from pcow_driver.vm import tree
+
+LOG = logging.getLogger(__name__)
 
 _NUMBER = '{n}'
 
@@ -119,9 +124,17 @@ def _fork(connection: Any, parent: domain.Domain, name: str, child: str, xml: st
 
 
 def _unlink(path: str) -> None:
-    """Nobody but this child has stood on it."""
+    """Of a child that did not start. Whoever has it open, as its QEMU that does not end, keeps it;
+    why the child did not start is told then as well.
+    """
     with interrupt.clearing_up():
-        os.unlink(path)
+        try:
+            with image_locks.alone(path):
+                os.unlink(path)
+        except exception.ImageNotFound:
+            pass
+        except (exception.ImageInUse, OSError) as e:
+            LOG.warning('The image of a child that did not start stays: %s', e)
 
 
 def _image_name(parent: domain.Domain, path: str, child: str) -> str:

@@ -15,6 +15,8 @@ import tempfile
 
 import testtools
 
+from pcow_driver.virt import disk_server
+from pcow_driver.virt import disk_xml
 from tests.functional import images
 from tools.lib.quickstart import apt
 from tools.lib.quickstart import guest
@@ -100,6 +102,21 @@ class ModuleTest(testtools.TestCase):
                     r'^/\S+\t(?:-c)?\tsystem_u:object_r:\w+:s0$|^/\S+\tsystem_u:object_r:\w+:s0$',
                 )
                 self.assertIn(line.split(':')[2], known)
+
+    def test_sockets_of_disks(self) -> None:
+        """Wherever the code has them; what is in /run the code labels itself."""
+        places = [re.compile(line.split('\t')[0]) for line in self.contexts('pcow_disk_t')]
+        for path in (
+            '/var/lib/pcow/disks/0123456789abcdef/socket',
+            disk_xml.socket_path('6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6', 'vda'),
+        ):
+            self.assertTrue(any(place.fullmatch(path) for place in places), path)
+        self.assertIn(disk_server._LABEL.rstrip(b'\0').decode(), self.contexts('pcow_disk_t')[0])
+
+    @staticmethod
+    def contexts(kind: str) -> list[str]:
+        """Lines of one type."""
+        return [line for line in CONTEXTS.read_text().splitlines() if f':{kind}:' in line]
 
     def test_no_guest_changes_a_base(self) -> None:
         (rule,) = re.findall(

@@ -3,12 +3,14 @@
 
 import json
 import os
+from pathlib import Path
 import pwd
 import stat
 import subprocess
 import sys
 from typing import Any
 from unittest import mock
+import uuid as uuidlib
 
 import fixtures
 
@@ -22,10 +24,21 @@ XML = """<domain type='kvm'><name>vm</name><devices>
  <memory model='dimm'><source/></memory>
  <disk type='file'><source file='/pool/disk.pcow'/></disk>
 </devices>{}</domain>"""
+UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
 NOBODY = pwd.getpwnam('nobody')
 
 
 hook = base.load_script(HOOK)
+
+
+def make_image(path: Path, uuid: str | None = None, *, sealed: bool = False) -> None:
+    """As much of it as the hook reads; of format 1 without a UUID."""
+    header = bytearray(4096)
+    header[:8] = hook.MAGIC
+    header[8] = 2 if uuid else 1
+    header[40:56] = uuidlib.UUID(uuid or hook.NO_UUID).bytes
+    header[552] = int(sealed)
+    path.write_bytes(header)
 
 
 class ParseTest(base.TestCase):
@@ -63,13 +76,20 @@ class BasesTest(base.TestCase):
     def _change(self, chain: list[dict[str, Any]]) -> None:
         """What a test wants otherwise."""
 
-    def _bases(self, *filenames: object) -> list[str]:
-        uuids = [f'493aeedc-b05d-49b5-84cc-{number:012}' for number in range(len(filenames) + 2)]
-        chain = [
+    def _bases(self, *filenames: str) -> list[str]:
+        uuids: list[str] = [
+            f'493aeedc-b05d-49b5-84cc-{number:012}' for number in range(len(filenames) + 2)
+        ]
+        chain: list[dict[str, Any]] = [
             {'filename': name, 'format-specific': {'data': {'uuid': uuid, 'base-uuid': base_uuid}}}
             for name, uuid, base_uuid in zip(('x', *filenames), uuids, uuids[1:], strict=False)
         ]
         self._change(chain)
+        for one in chain[1:]:
+            path = self.directory / str(one['filename'])
+            if path.parent.is_dir() and not path.exists():
+                make_image(path, one['format-specific']['data'].get('uuid'))
+                path.chmod(0o640)
         (self.directory / 'chain.json').write_text(json.dumps(chain))
         program = self.script('pcow-img', f'#!/bin/sh\ncat {self.directory}/chain.json\n')
         found: list[str] = hook.bases(program, str(self.directory / 'vm.pcow'))
@@ -113,10 +133,56 @@ class BasesTest(base.TestCase):
 
         self._change = write  # type: ignore[method-assign]
         path = self.directory / 'old.pcow'
-        path.touch(0o640)
         self.assertRaises(hook.HookError, self._bases, 'old.pcow')
         path.chmod(0o644)
         self.assertEqual([os.path.realpath(path)], self._bases('old.pcow'))
+
+    def test_identity_is_that_of_the_file(self) -> None:
+        """Not what was said of one that had the name before."""
+
+        def write(chain: list[dict[str, Any]]) -> None:
+            make_image(self.directory / 'a.pcow', '00000000-1111-2222-3333-444444444444')
+
+        self._change = write  # type: ignore[method-assign]
+        error = self.assertRaises(hook.HookError, self._bases, 'a.pcow')
+        self.assertIn('UUID 00000000-1111-2222-3333-444444444444', str(error))
+        os.unlink(self.directory / 'a.pcow')
+        del self._change
+        self._bases('a.pcow')
+        self.directory.joinpath('a.pcow').rename(self.directory / 'b.pcow')
+        (self.directory / 'a.pcow').symlink_to('b.pcow')
+        self.assertRaises(hook.HookError, self._bases, 'a.pcow')
+
+    def test_pcow_img_works_in_the_directory_that_was_walked(self) -> None:
+        program = self.script('pcow-img', f'#!/bin/sh\npwd -P >{self.directory}/said; echo "$@"\n')
+        (self.directory / 'root').symlink_to(self.directory)
+        self.assertRaises(hook.HookError, hook.bases, program, str(self.directory / 'root/vm.pcow'))
+        self.assertEqual(
+            os.path.realpath(self.directory), (self.directory / 'said').read_text().strip()
+        )
+
+    def test_links_of_somebody_else_on_the_way(self) -> None:
+        """A service's directory: it chooses what its link leads to, and when."""
+        service = self.directory / 'service'
+        (service / 'own').mkdir(parents=True)
+        (service / 'link').symlink_to(self.directory)
+        os.chown(service / 'link', 65534, 65534, follow_symlinks=False)
+        image = str(service / 'link/vm.pcow')
+        program = self.script('pcow-img', '#!/bin/sh\nexit 1\n')
+        for call in (
+            lambda: hook.bases(program, image),
+            lambda: hook.real(image),
+            lambda: hook.grant_ram(image, NOBODY),
+            lambda: hook.rules([], [image]),
+        ):
+            self.assertIn('is a link of user 65534', str(self.assertRaises(hook.HookError, call)))
+        os.chown(service / 'link', 0, 0, follow_symlinks=False)
+        self.assertEqual(f'{os.path.realpath(self.directory)}/vm.pcow', hook.real(image))
+        (service / 'own/up').symlink_to('../link/service/./own')
+        self.assertEqual(f'{os.path.realpath(service)}/own/x', hook.real(f'{service}//own/up/x'))
+        (service / 'loop').symlink_to('loop')
+        self.assertRaises(hook.HookError, hook.real, str(service / 'loop/x'))
+        self.assertEqual('/no/such/file', hook.real('/no/such/file'))
 
     def test_nonsense(self) -> None:
         for text in ('', '{}', '[]x', '[{}, 3]', '[{}, {"name": "x"}]'):
@@ -141,6 +207,11 @@ class GrantTest(base.TestCase):
             f.write('data')
         os.chmod(self.path, 0o640)
 
+    @staticmethod
+    def _grant(path: str, user: pwd.struct_passwd) -> None:
+        with hook.opened(path, 'the base') as file:
+            hook.grant_read(file, user)
+
     def _acl(self) -> dict[tuple[int, int], int]:
         fd = os.open(self.path, os.O_RDONLY)
         try:
@@ -151,24 +222,24 @@ class GrantTest(base.TestCase):
 
     def test_one_user_may_read_and_nothing_else_changes(self) -> None:
         before = self._acl()
-        hook.grant_read(self.path, NOBODY)
+        self._grant(self.path, NOBODY)
         acl = self._acl()
         self.assertEqual(hook.READ, acl.pop((hook.USER, NOBODY.pw_uid)))
         self.assertEqual(4, acl.pop((hook.MASK, hook.NO_ID)))
         self.assertEqual(before, acl)
-        hook.grant_read(self.path, NOBODY)
+        self._grant(self.path, NOBODY)
         self.assertEqual(hook.READ, self._acl()[hook.USER, NOBODY.pw_uid])
 
     def test_the_kernel_sees_it_so(self) -> None:
         os.chmod(self.path, 0o600)
-        hook.grant_read(self.path, NOBODY)
+        self._grant(self.path, NOBODY)
         # the mask shows as the group's permissions
         self.assertEqual(0o640, stat.S_IMODE(os.stat(self.path).st_mode))
         self.assertEqual(0, self._acl()[hook.GROUP_OBJ, hook.NO_ID])
 
     def test_other_entries_stay(self) -> None:
-        hook.grant_read(self.path, pwd.getpwnam('daemon'))
-        hook.grant_read(self.path, NOBODY)
+        self._grant(self.path, pwd.getpwnam('daemon'))
+        self._grant(self.path, NOBODY)
         users = {
             number: permissions
             for (tag, number), permissions in self._acl().items()
@@ -178,20 +249,32 @@ class GrantTest(base.TestCase):
 
     def test_nothing_where_all_may_read(self) -> None:
         os.chmod(self.path, 0o644)
-        hook.grant_read(self.path, NOBODY)
+        self._grant(self.path, NOBODY)
         self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
 
     def test_label_where_selinux_runs(self) -> None:
         selinux = self.directory / 'selinux'
         self.useFixture(fixtures.MockPatchObject(hook, 'SELINUX_ENABLED', str(selinux)))
         with mock.patch.object(os, 'setxattr') as setxattr:
-            hook.grant_read(self.path, pwd.getpwnam('root'))
+            self._grant(self.path, pwd.getpwnam('root'))
             setxattr.assert_not_called()
             selinux.mkdir()
-            hook.grant_read(self.path, pwd.getpwnam('root'))
+            self._grant(self.path, pwd.getpwnam('root'))
             setxattr.assert_called_once_with(
                 mock.ANY, 'security.selinux', b'system_u:object_r:pcow_base_t:s0\0'
             )
+
+    def test_what_was_opened_is_what_is_changed(self) -> None:
+        """Its name is another file's by now."""
+        victim = self.directory / 'victim'
+        victim.touch(0o600)
+        with hook.opened(self.path, 'the base') as file:
+            os.rename(self.path, f'{self.path}.moved')
+            os.symlink(victim, self.path)
+            hook.grant_read(file, NOBODY)
+        self.assertRaises(OSError, os.getxattr, victim, hook.ACL_NAME)
+        self.path += '.moved'
+        self.assertEqual(hook.READ, self._acl()[hook.USER, NOBODY.pw_uid])
 
     def test_links_and_devices_are_refused(self) -> None:
         link = str(self.directory / 'link.pcow')
@@ -199,7 +282,7 @@ class GrantTest(base.TestCase):
         pipe = str(self.directory / 'pipe.pcow')
         os.mkfifo(pipe)
         for path in (link, pipe, str(self.directory), str(self.directory / 'missing')):
-            self.assertRaises(hook.HookError, hook.grant_read, path, NOBODY)
+            self.assertRaises(hook.HookError, self._grant, path, NOBODY)
         self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
 
 
@@ -215,10 +298,12 @@ class RamTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.path = str(self.directory / 'vm-ram.pcow')
-        with open(self.path, 'wb') as f:
-            os.fchmod(f.fileno(), 0o600)
+        make_image(Path(self.path), UUID)
+        os.chmod(self.path, 0o600)
         self.conf = self.directory / 'qemu.conf'
-        self.conf.write_text(f'memory_backing_dir = "{self.directory}/memory"\n')
+        self.conf.write_text(
+            f'memory_backing_dir = "{self.directory}/memory"\nuser = "{NOBODY.pw_name}"\n'
+        )
         self.memory = self.directory / 'memory/libvirt/qemu'
         self.memory.mkdir(parents=True)
         (self.memory / '77-other').mkdir()
@@ -227,6 +312,10 @@ class RamTest(base.TestCase):
         return RAM.format(self.path, cells, devices)
 
     def _link(self, xml: str) -> None:
+        hook.grant_ram(self.path, NOBODY)
+        self._link_alone(xml)
+
+    def _link_alone(self, xml: str) -> None:
         hook.link_ram(xml, self.path, str(self.conf))
 
     def test_is_an_image_of_the_domain(self) -> None:
@@ -272,6 +361,26 @@ class RamTest(base.TestCase):
     def test_not_with_selinux(self) -> None:
         self.useFixture(fixtures.MockPatchObject(hook, 'SELINUX_ENABLED', str(self.directory)))
         self.assertRaises(hook.HookError, hook.grant_ram, self.path, NOBODY)
+
+    def test_no_other_file_becomes_it(self) -> None:
+        """Who may write to the pool puts it there, before or after QEMU's user was let in."""
+        (self.memory / '7-shortened-name').mkdir()
+        error = self.assertRaises(hook.HookError, self._link_alone, self._xml())
+        self.assertIn('another file was there', str(error))
+        hook.grant_ram(self.path, NOBODY)
+        os.rename(self.path, f'{self.path}.moved')
+        make_image(Path(self.path), UUID)
+        self.assertRaises(hook.HookError, self._link_alone, self._xml())
+        for write in (
+            lambda path: path.write_text('precious'),
+            lambda path: make_image(path, UUID, sealed=True),
+            make_image,
+        ):
+            write(Path(self.path))
+            self.assertRaises(hook.HookError, hook.grant_ram, self.path, NOBODY)
+            self.assertRaises(hook.HookError, self._link_alone, self._xml())
+        self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
+        self.assertEqual([], os.listdir(self.memory / '7-shortened-name'))
 
     def test_link(self) -> None:
         (self.memory / '7-shortened-na').mkdir()

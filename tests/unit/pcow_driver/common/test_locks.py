@@ -209,6 +209,17 @@ class LocksTest(base.TestCase):
         view.collect(pool)
         self.assertEqual('precious', victim.read_text())
 
+    def test_root_deletes_no_lock_behind_a_link_of_a_service(self) -> None:
+        pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        private, frozen = self.directory / 'private', self.state / 'frozen'
+        private.mkdir(0o700)
+        (private / '.pwd.lock').write_text('precious')
+        frozen.mkdir()
+        frozen.chmod(0o2770)
+        (frozen / pool.uuid[:8]).symlink_to(private)
+        view.collect(pool)
+        self.assertEqual('precious', (private / '.pwd.lock').read_text())
+
     def test_lock_of_a_directory(self) -> None:
         """What waits is this thread alone; the libvirt hook takes the same lock."""
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)

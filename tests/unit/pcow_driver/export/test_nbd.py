@@ -3,6 +3,7 @@
 sockets of its own.
 """
 
+import functools
 import os
 from pathlib import Path
 import socket
@@ -10,10 +11,23 @@ import stat
 import threading
 
 from pcow_driver.common import exception
+from pcow_driver.common import users
 from pcow_driver.common import workspace
 from pcow_driver.export import control_socket
 from pcow_driver.export import nbd
+from pcow_driver.export import nbdkit_unit
 from tests.unit.pcow_driver import base
+
+_NAMES = (
+    'socket',
+    'mount',
+    'control',
+    'unit',
+    'nbdkit.pid',
+    'nbdkit.log',
+    'nbdfuse.pid',
+    'nbdfuse.log',
+)
 
 
 class StopTest(base.TestCase):
@@ -94,6 +108,71 @@ class StopTest(base.TestCase):
         self.assertFalse(done.is_alive())
         self.assertTrue(path.is_socket())
 
+    def test_only_what_an_export_has(self) -> None:
+        """A file of that name is somebody's work, whoever made the directory."""
+        for name in (*_NAMES, 'other'):
+            path = self.export / name
+            if name in ('socket', 'control', 'mount'):
+                path.write_text('precious')
+            else:
+                path.mkdir()
+            error = self.assertRaises(exception.ExportFailed, nbd.stop, str(self.export))
+            self.assertIn('no directory of an export', str(error))
+            self.assertEqual([name], os.listdir(self.export))
+            path.rename(self.directory / f'was-{name}')
+        for name in ('nbdkit.pid', 'nbdfuse.pid', 'nbdkit.log', 'unit'):
+            (self.export / name).symlink_to(self.victim)
+            self.assertRaises(exception.ExportFailed, nbd.stop, str(self.export))
+            (self.export / name).unlink()
+        self.assertEqual('precious', self.victim.read_text())
+        nbd.stop(str(self.export))
+
+    def test_pid_files_that_name_no_process(self) -> None:
+        for text in ('', '0', '-1', '1', 'x', '9' * 10, '9' * 40):
+            (self.export / 'nbdkit.pid').write_text(text)
+            nbd.stop(str(self.export))
+            self.export.mkdir(0o700)
+
+    def test_root_goes_through_no_link_of_a_service(self) -> None:
+        """Behind it is a directory of root's, which has the names of an export."""
+        service, private = self.directory / 'service', self.directory / 'private'
+        (private / 'run/x').mkdir(parents=True, mode=0o700)
+        self.directory.chmod(0o755)
+        (private / 'run/x/unit').write_text('precious')
+        service.mkdir()
+        os.chown(service, 65534, 65534)
+        (service / 'exports').symlink_to(private / 'run')
+        self.configure(nbdkit_plugin=self.script('plugin.so', ''), nbdkit='/bin/false')
+        image = self.directory / 'vm.pcow'
+        image.touch()
+        for place in ('exports/x', 'exports/new', 'exports/new/er', 'own', 'own/new'):
+            export = str(service / place)
+            self.assertRaises(exception.PathRefused, nbd.stop, export)
+            self.assertRaises(exception.PathRefused, nbd.start, export, str(image))
+            self.assertRaises(exception.PathRefused, nbdkit_unit._checked_directory, export)
+        self.assertEqual('precious', (private / 'run/x/unit').read_text())
+        self.assertEqual(['x'], os.listdir(private / 'run'))
+        self.assertEqual(['exports'], os.listdir(service))
+        for path in ('/', '//', 'link/x'):
+            (self.directory / 'link').unlink(missing_ok=True)
+            (self.directory / 'link').symlink_to(private / 'run')
+            self.assertRaises(exception.PathRefused, nbd.stop, str(self.directory / path))
+
+    def test_who_is_not_root_goes_as_he_likes(self) -> None:
+        """His directories may be his group's, and reached by a link."""
+        place = self.directory / 'place'
+        place.mkdir()
+        place.chmod(0o2770)
+        (self.directory / 'link').symlink_to(place)
+        for path in (self.directory, place):
+            os.chown(path, 65534, 65534)
+        self.directory.parent.chmod(0o755)  # tempfile's
+        export = place / 'x'
+        export.mkdir(0o700)
+        os.chown(export, 65534, 65534)
+        users.run_as(65534, functools.partial(nbd.stop, str(self.directory / 'link/x')))
+        self.assertFalse(export.exists())
+
     def test_root_works_where_nobody_else_writes(self) -> None:
         """Another directory under the name of the export, or of a conversion, would have root write
         through links of its owner.
@@ -118,3 +197,11 @@ class StopTest(base.TestCase):
         place.chmod(0o1777)
         with workspace.directory('nbd') as made:
             self.assertEqual(str(place), os.path.dirname(made))
+        place.chmod(0o777)
+        left = place / 'pcow-template-abcdefgh'
+        left.mkdir()
+        os.utime(left, (0, 0))
+        self.assertEqual([], list(workspace.left_over('template')))
+        self.assertRaises(exception.ImageInUse, workspace.discard, str(left))
+        place.chmod(0o1777)
+        self.assertEqual([str(left)], list(workspace.left_over('template')))

@@ -7,20 +7,24 @@ import grp
 import json
 import os
 import pwd
+import socket
 import struct
 
 import fixtures
 
 from pcow_driver.common import exception
+from pcow_driver.common import users
 from pcow_driver.common.finding import ADVICE
 from pcow_driver.common.finding import MISSING
 from pcow_driver.common.finding import NOTHING_TO_DO
 from pcow_driver.common.finding import OK
 from pcow_driver.common.finding import Finding
 from pcow_driver.health import doctor
+from pcow_driver.health import separation
 from pcow_driver.pmem import filesystem
 from pcow_driver.pools import registry
 from pcow_driver.provision import diagnosis
+from pcow_driver.provision import host
 from tests.unit.pcow_driver import base
 
 _MIB = 1 << 20
@@ -109,9 +113,9 @@ class HostTest(DoctorTestCase):
         device.touch()
         device.chmod(0o660)
         self.substitute('health.doctor.USERFAULTFD', str(device))
-        self.substitute('health.doctor.QEMU_CONF', str(self.directory / 'qemu.conf'))
+        self.substitute('health.separation.QEMU_CONF', str(self.directory / 'qemu.conf'))
         own, other = pwd.getpwnam('nobody'), grp.getgrnam('daemon')
-        self.substitute('health.doctor.QEMU_USERS', ('no-such-user', 'nobody'))
+        self.substitute('health.separation.QEMU_USERS', ('no-such-user', 'nobody'))
         os.chown(device, 0, own.pw_gid)
         self.one(doctor._check_userfaultfd, OK, 'nogroup|nobody')
         os.chown(device, 0, other.gr_gid)
@@ -130,7 +134,7 @@ class HostTest(DoctorTestCase):
         device.chmod(0o660)
         self.one(doctor._check_userfaultfd, OK, 'group daemon')
         (self.directory / 'qemu.conf').unlink()
-        self.substitute('health.doctor.QEMU_USERS', ('no-such-user',))
+        self.substitute('health.separation.QEMU_USERS', ('no-such-user',))
         self.one(doctor._check_userfaultfd, ADVICE, 'group daemon', 'not known')
 
     def test_userfaultfd_with_an_acl(self) -> None:
@@ -164,6 +168,8 @@ class HostTest(DoctorTestCase):
         self.one(doctor._check_hook, ADVICE, 'an earlier version', 'domain-xml --bus virtio')
         hook.write_text(text.replace('{urn:pcow:domain}ram', ''))
         self.one(doctor._check_hook, ADVICE, 'an earlier version', 'domain-xml --ram')
+        hook.write_text(text.replace('directory_of', 'dirname'))
+        self.one(doctor._check_hook, ADVICE, 'an earlier version', 'a link of a service leads to')
         hook.write_bytes((base.TOP / 'etc/libvirt/hooks/qemu.d/pcow').read_bytes())
         self.one(doctor._check_hook, OK, str(hook))
 
@@ -173,7 +179,11 @@ class HostTest(DoctorTestCase):
         enabled, profiles = self.directory / 'enabled', self.directory / 'libvirt'
         self.substitute('health.doctor.APPARMOR_ENABLED', str(enabled))
         self.substitute('health.doctor.APPARMOR_PROFILES', str(profiles))
-        self.one(doctor._check_apparmor, OK, 'does not use it')
+        selinux = self.directory / 'selinux'
+        self.substitute('health.doctor.SELINUX_ENABLED', str(selinux))
+        self.one(doctor._check_apparmor, ADVICE, 'does not use it', 'several tenants')
+        selinux.mkdir()
+        self.one(doctor._check_apparmor, OK, 'SELinux')
         enabled.write_text('Y\n')
         profiles.mkdir()
         (local / 'abstractions').mkdir(parents=True)
@@ -192,6 +202,132 @@ class HostTest(DoctorTestCase):
         for words, found in zip(wanted, doctor._check_apparmor(), strict=True):
             self.assertEqual(ADVICE, found.status)
             self.assertIn(words, found.advice)
+
+
+class SeparationTest(DoctorTestCase):
+    """Guests, services and root."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.state = self.directory / 'state'
+        self.configure(pools_path=str(self.state / 'pools'))
+        self.conf = self.directory / 'qemu.conf'
+        self.substitute('health.separation.QEMU_CONF', str(self.conf))
+        self.substitute('health.separation.QEMU_USERS', ('nobody',))
+        for directory in (self.directory, self.directory.parent):
+            directory.chmod(0o755)
+
+    def as_service(self, check: Callable[[], Iterator[Finding]]) -> list[str]:
+        """What nobody, in group nogroup, is told."""
+        out = self.directory / 'out'
+        out.touch()
+        out.chmod(0o666)
+
+        def run() -> None:
+            out.write_text('\n'.join(f'{one.status} {one.advice}' for one in check()))
+
+        users.run_as(pwd.getpwnam('nobody').pw_uid, run)
+        return out.read_text().splitlines()
+
+    def test_state_of_a_service(self) -> None:
+        """It needs no right above the locks."""
+        self.one(doctor._check_state, OK, str(self.state))
+        (said,) = self.as_service(doctor._check_state)
+        self.assertRegex(said, r"missing .*'pcowctl host setup --group GROUP'")
+        list(host.set_up('nogroup'))
+        (said,) = self.as_service(doctor._check_state)
+        self.assertTrue(said.startswith(f'{OK} '), said)
+
+    def test_directories(self) -> None:
+        check = separation.check_directories
+        self.one(check, OK, str(self.state))
+        list(host.set_up(None))
+        (self.state / 'locks').mkdir(0o700)
+        self.one(check, OK, str(self.state))
+        list(host.set_up('nogroup'))
+        self.one(check, OK, str(self.state))
+        for name, mode, owner in (
+            ('.', 0o775, 0),
+            ('.', 0o755, 65534),
+            ('pools', 0o777, 0),
+            ('locks', 0o2777, 0),
+            ('exports', 0o2750, 0),
+            ('exports', 0o2770, 65534),
+            ('disks', 0o2770, 0),
+        ):
+            path = self.state / name
+            os.chown(path, owner, -1)
+            path.chmod(mode)
+            self.one(check, ADVICE, f'mode {mode:04o}', "'pcowctl host setup --group nogroup'")
+            list(host.set_up('nogroup'))
+            self.one(check, OK, str(self.state))
+        os.chown(self.state / 'lists', 0, grp.getgrnam('daemon').gr_gid)
+        self.one(check, ADVICE, 'daemon, nogroup share it', '--group GROUP')
+        (self.state / 'lists').rmdir()
+        (self.state / 'lists').symlink_to('/etc')
+        self.one(check, ADVICE, 'lists is a link', 'host setup')
+
+    def test_disk_units(self) -> None:
+        check, path = separation.check_disk_units, self.directory / 'nbd.sock'
+        self.substitute('export.nbdkit_unit.SOCKET', str(path))
+        self.one(check, ADVICE, 'is not there', 'systemctl enable --now pcow-nbd.socket')
+        list(host.set_up('nogroup'))
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+        nogroup, daemon = (grp.getgrnam(name).gr_gid for name in ('nogroup', 'daemon'))
+        for owner, group, mode, status, advice in (
+            (0, nogroup, 0o660, OK, '.'),
+            (0, nogroup, 0o666, ADVICE, 'every user'),
+            (0, daemon, 0o660, ADVICE, r'another group \(nogroup\): set SocketGroup='),
+            (65534, nogroup, 0o660, ADVICE, 'systemd did not make it'),
+        ):
+            os.chown(path, owner, group)
+            path.chmod(mode)
+            self.one(check, status, f'mode {mode:04o}', advice)
+        os.chown(path, 0, nogroup)
+        path.chmod(0o600)
+        (said,) = self.as_service(check)
+        self.assertIn('this user may not ask: add it to the group nogroup', said)
+        path.unlink()
+        path.touch()
+        self.one(check, ADVICE, 'nbd.sock', 'systemd did not make it')
+        self.directory.chmod(0o777)
+        self.one(check, ADVICE, 'nbd.sock', 'others could listen in its place')
+
+    def test_group_of_qemu(self) -> None:
+        check = separation.check_qemu_group
+        self.one(check, OK, r'nogroup \(user nobody\)')
+        self.conf.write_text('group = "daemon"\n')
+        self.one(check, OK, r'daemon \(user nobody\)')
+        self.conf.write_text(f'group = "+{grp.getgrnam("daemon").gr_gid}"\n')
+        self.one(check, OK, r'daemon \(user nobody\)')
+        self.conf.write_text('group = "no-such-group"\n')
+        self.one(check, ADVICE, 'no-such-group', 'make the group')
+        self.conf.write_text('user = "root"\n')
+        self.one(check, ADVICE, 'user root', 'is root')
+        self.conf.write_text('user = "no-such-user"\n')
+        self.one(check, ADVICE, 'not known here', 'install libvirt')
+
+    def test_what_qemu_may_of_services(self) -> None:
+        check = separation.check_qemu_group
+        list(host.set_up('daemon'))
+        self.one(check, OK, 'nogroup')
+        disk = self.state / 'disks/1'
+        for group, mode, status in (
+            ('daemon', 0o700, ADVICE),
+            ('daemon', 0o710, ADVICE),
+            ('nogroup', 0o710, OK),
+        ):
+            disk.mkdir(exist_ok=True)
+            os.chown(disk, 0, grp.getgrnam(group).gr_gid)
+            disk.chmod(mode)
+            self.one(check, status, 'nogroup', '.' if status == OK else 'qemu_group = nogroup')
+        list(host.set_up('nogroup'))
+        self.one(check, ADVICE, 'nogroup', "QEMU is in their group: .*'gpasswd -d nobody nogroup'")
+
+    def test_a_libvirt_that_confines_nobody(self) -> None:
+        self.conf.write_text('security_driver = "none"\n')
+        self.one(doctor._check_apparmor, ADVICE, 'security_driver', 'images of all others')
 
 
 class RegionTest(DoctorTestCase):

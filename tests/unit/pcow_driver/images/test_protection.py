@@ -221,15 +221,13 @@ class ImmutableTest(base.TestCase):
                 errors.append(e)
 
         def grant() -> None:
-            fd = os.open(path, os.O_RDONLY)
             try:
-                for _number in range(200):
-                    with HOOK.changeable(path, fd):
-                        os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode))
+                with HOOK.opened(path, 'the base') as file:
+                    for _number in range(200):
+                        with HOOK.changeable(file):
+                            os.fchmod(file.fd, stat.S_IMODE(os.fstat(file.fd).st_mode))
             except OSError as e:
                 errors.append(e)
-            finally:
-                os.close(fd)
 
         threads = [threading.Thread(target=function) for function in (change, grant, change, grant)]
         for thread in threads:

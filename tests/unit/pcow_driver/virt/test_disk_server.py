@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import time
+from unittest import mock
 import xml.etree.ElementTree as ET
 
 import fixtures
@@ -68,6 +69,17 @@ class ServerTest(base.TestCase):
         tool.run(str(program), '-c', f'read -P 7 {window.offset} 4k', self.path)
         self.assertEqual(window, device.window(self.path))  # a guest could have it as memory now
         disk_server.unserve(self.xml)
+
+    def test_label_where_selinux_runs(self) -> None:
+        selinux = self.directory / 'selinux'
+        name = b'system_u:object_r:pcow_disk_t:s0\0'
+        self.useFixture(fixtures.MockPatchObject(disk_server, '_SELINUX_ENABLED', str(selinux)))
+        with mock.patch.object(os, 'setxattr', side_effect=OSError) as setxattr:
+            self.serve(self.xml)
+            setxattr.assert_not_called()
+            selinux.mkdir()
+            self.serve(self.xml)
+            setxattr.assert_called_once_with(str(self.place), 'security.selinux', name)
 
     def test_a_second_domain_ends_nothing_of_the_first(self) -> None:
         self.serve(self.xml)
@@ -185,6 +197,25 @@ class ServerTest(base.TestCase):
         if os.geteuid() == 0:
             self.directory.chmod(0o777)
             self.assertRaises(exception.PathRefused, self.serve, self.xml)
+
+    def test_links_in_place_of_the_directories_of_domains(self) -> None:
+        """Of one who has put them there before root came."""
+        if os.geteuid():
+            self.skipTest('of root')
+        private, service = self.directory / 'private', self.directory / 'service'
+        (private / f'{UUID}-vda').mkdir(parents=True)
+        service.mkdir()
+        (service / 'run').symlink_to(private)
+        for owner, place in ((0, service / 'run'), (65534, service / 'domains')):
+            os.chown(service, owner, owner)
+            with fixtures.MockPatchObject(disk_xml, 'DIRECTORY', str(place)):
+                xml = self.domain(UUID)
+                self.assertRaises(exception.PathRefused, disk_server.serve, xml, 65534)
+                if owner == 0:
+                    self.assertRaises(exception.ExportFailed, disk_server.unserve, xml)
+        status = (private / f'{UUID}-vda').stat()
+        self.assertEqual((0, 0o755), (status.st_gid, stat.S_IMODE(status.st_mode)))
+        self.assertEqual(['run'], os.listdir(service))
 
     def test_an_image_that_was_resized(self) -> None:
         """A guest that has it as memory later finds all of it."""

@@ -4,10 +4,17 @@
 What is made: tests/functional/test_virsh_vm_forks.py.
 """
 
+import fcntl
+import os
+from pathlib import Path
+import struct
 from unittest import mock
+
+import fixtures
 
 from pcow_driver.common import exception
 from pcow_driver.copies import fork as image_fork
+from pcow_driver.virt import domain
 from pcow_driver.vm import fork
 from tests.unit.pcow_driver import base
 from tests.unit.pcow_driver.vm import recorded
@@ -95,3 +102,25 @@ class RefusalTest(recorded.TestCase):
             ],
             [call for call in self.recorded.calls if call[0].startswith('pcow-checkpoint')],
         )
+
+    def test_images_of_a_child_that_does_not_start(self) -> None:
+        """They go, but for one that somebody has open; the error is that of the start."""
+        self.recorded.generation_id = True
+        made: list[Path] = []
+
+        def make(_path: str, _snapshot: str, name: str) -> str:
+            made.append(self.directory / f'{name}.pcow')
+            made[-1].touch()
+            return str(made[-1])
+
+        self.useFixture(fixtures.MockPatchObject(image_fork, 'fork', make))
+        self.useFixture(
+            fixtures.MockPatchObject(domain.Domain, 'define', side_effect=exception.QmpFailed)
+        )
+        self.assertRaises(exception.QmpFailed, self.fork, 'warm', 'web2')
+        self.assertEqual([False, False], [path.exists() for path in made])
+        read_lock = struct.pack('hhqqi4x', fcntl.F_RDLCK, os.SEEK_SET, 12288, 1, 0)
+        with made[0].open('wb+') as file:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, read_lock)
+            self.assertRaises(exception.QmpFailed, self.fork, 'warm', 'web2')
+        self.assertEqual([True, False], [path.exists() for path in made[:2]])
