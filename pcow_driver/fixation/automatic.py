@@ -7,7 +7,6 @@ nobody will miss one that is old.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence
 import datetime
 import re
@@ -58,15 +57,18 @@ def seconds_between(wanted: policy.Policy, durable: int) -> float | None:
     return max(MIN_INTERVAL, durable / 1e9 / SHARE)
 
 
-def surplus(found: Iterable[model.Checkpoint]) -> list[str]:
+def surplus(found: Sequence[model.Checkpoint]) -> list[str]:
     """Names of those that pcow has taken and need not keep: neither the last one of one of the
     last minutes nor of the last hours that have one. The last one of all is never among them.
 
     Minutes and hours are those of the clock, so that one that is kept once is kept until its hour
     goes.
+
+    :param found: in order of creation, which no clock that was put back changes
+    :return: the oldest first
     """
-    own = sorted((one for one in found if is_own(one.name)), key=lambda one: one.date, reverse=True)
-    kept = set[str]()
+    own = [one for one in reversed(found) if is_own(one.name)]
+    kept = {one.name for one in own[:1]}
     for seconds, count in ((60, MINUTES), (3600, HOURS)):
         last: dict[int, str] = {}
         for one in own:
@@ -75,9 +77,12 @@ def surplus(found: Iterable[model.Checkpoint]) -> list[str]:
     return [one.name for one in reversed(own) if one.name not in kept]
 
 
-def newest(found: Iterable[model.Checkpoint]) -> model.Checkpoint | None:
-    """Of all, also those that somebody else has taken."""
-    return max(found, key=lambda one: one.date, default=None)
+def newest(found: Sequence[model.Checkpoint]) -> model.Checkpoint | None:
+    """Of all, also those that somebody else has taken.
+
+    :param found: in order of creation
+    """
+    return found[-1] if found else None
 
 
 def take(found: domain.Domain, prefix: str, *, last: bool = False) -> tuple[str, model.Taken]:
@@ -123,12 +128,8 @@ def _delete(found: domain.Domain, name: str) -> None:
 def _dispensable(found: Sequence[model.Checkpoint]) -> list[str]:
     """In the order in which they go: the last one of all stays."""
     first = surplus(found)
-    last = newest(found)
-    rest = sorted(
-        (one for one in found if is_own(one.name) and one is not last and one.name not in first),
-        key=lambda one: one.date,
-    )
-    return first + [one.name for one in rest]
+    rest = [one.name for one in found[:-1] if is_own(one.name) and one.name not in first]
+    return first + rest
 
 
 def _is_for_want_of_room(error: exception.PcowError) -> bool:
