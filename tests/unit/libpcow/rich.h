@@ -38,8 +38,8 @@ void rich_page(uint32_t layer, uint64_t page, uint8_t bytes[PCOW_PAGE_SIZE]);
 void rich_state(uint32_t layer, uint64_t size, uint8_t *bytes);
 
 /*
- * Make image.pcow, base.pcow and fork.pcow in the scratch directory. mirror: the first has one, which
- * mends what is damaged.
+ * Make image.pcow, base.pcow and fork.pcow in the scratch directory. mirror: the first has one,
+ * which mends what is damaged.
  */
 struct rich *rich_make(bool mirror);
 void rich_free(struct rich *rich);
