@@ -74,7 +74,7 @@ class Protect(lister.Lister):
             if name is not None:
                 found = domain.Domain(connection, name)
                 if parsed_args.remove:
-                    policy.remove(found)
+                    policy.remove(found)  # the loop forgets it
                 else:
                     policy.change(found, **wanted)
             rows = overview.rows(connection, name)
@@ -140,16 +140,23 @@ class Fixate(lister.Lister):
 
 
 class Recover(lister.Lister):
-    """Have protected VMs go on that were fixated, or ran when the host ended, or could not go on
-    before: exit code 1 if one does not.
+    """Have protected VMs go on that were fixated, or ran when the host ended: exit code 1 if one
+    does not.
     """
 
     _left: Sequence[str] = ()
 
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--failed', action='store_true', help='Also those that could not go on before.'
+        )
+        return parser
+
     def take_action(
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        done = recover.recover_all()
+        done = recover.recover_all(failed=parsed_args.failed)
         self._left = [one.name for one in done if not one.checkpoint]
         return (
             ('name', 'checkpoint', 'age', 'time', 'problem'),

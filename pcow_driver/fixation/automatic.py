@@ -7,9 +7,11 @@ nobody will miss one that is old.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import datetime
 import re
+from typing import TypeVar
 
 from oslo_log import log as logging
 
@@ -21,6 +23,8 @@ from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
+
+_Result = TypeVar('_Result')
 
 PERIODIC = 'pcow-auto-'
 FIXATION = 'pcow-fixation-'
@@ -93,16 +97,33 @@ def take(found: domain.Domain, prefix: str, *, last: bool = False) -> tuple[str,
     :return: its name
     :raises PcowError: as that
     """
+
+    def attempt() -> tuple[str, model.Taken]:
+        name = new_name(prefix)
+        return name, checkpoint.take(found, name, last=last)
+
+    return make_room(found, None, attempt)
+
+
+def make_room(
+    found: domain.Domain, kept: model.Checkpoint | None, attempt: Callable[[], _Result]
+) -> _Result:
+    """What ``attempt`` gives, after as many checkpoints of pcow's were deleted as it needs.
+
+    :param kept: this one is not deleted, nor the last one
+    :raises PcowError: as ``attempt``; of want of room, if there is none to be had
+    """
     old: list[str] | None = None
     while True:
-        name = new_name(prefix)
         try:
-            return name, checkpoint.take(found, name, last=last)
+            return attempt()
         except exception.PcowError as e:
             if not _is_for_want_of_room(e):
                 raise
             if old is None:
                 old = _dispensable(tree.checkpoints(found))
+                if kept is not None and kept.name in old:
+                    old.remove(kept.name)
             if not old:
                 raise
         _delete(found, old.pop(0))

@@ -24,11 +24,13 @@ from pcow_driver.common import interrupt
 from pcow_driver.fixation import automatic
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
+from pcow_driver.fixation import runs
 from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
 
 _THREADS = 4  # at least
+_LATE = 'it was not done in time; pcow-protect.service has it run on, or: virsh resume'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,42 +44,63 @@ class Result:
 
 
 def fixate(found: domain.Domain) -> Result:
-    """Of one that runs, or is paused. If it fails, the guest runs on.
+    """Of one that runs, or is paused. If it fails, the guest runs on; if this process is killed,
+    :class:`~pcow_driver.fixation.watch.Watch` has it run on.
 
-    :raises DomainInvalid: it is off, or its RAM is no image
+    :raises DomainInvalid: it is off, has crashed, or its RAM is no image
     :raises QmpFailed: QEMU cannot, and says why
+    :raises LibvirtFailed: its QEMU does not end: it stays stopped, and goes on from its last moment
     :raises StateInvalid: nobody would know that it has to go on; its QEMU has not ended
     """
     begun = time.monotonic_ns()
-    with records.alone(found.uuid):
-        was_running, before = found.running(), records.read(found.uuid)
-        if was_running:
-            found.suspend()  # what is stored behind the checkpoint would be lost
+    with domain.errors(), records.alone(found.uuid):
+        record = _begin(found)
         try:
-            name = _keep(found, paused=not was_running)
-            found.destroy()
+            if not record.paused:
+                found.suspend()  # what is stored behind the checkpoint would be lost
+            name, taken = automatic.take(found, automatic.FIXATION, last=True)
+            record = dataclasses.replace(
+                record, state=records.State.FIXATED, checkpoint=name, durable=taken.durable
+            )
+            records.write(found.uuid, record)
         except BaseException:
             with interrupt.clearing_up():
-                if records.read(found.uuid) != before:
-                    records.write(found.uuid, records.Record(records.State.RUNS))
-                if was_running:
-                    found.resume()
+                go_on(found, record)
             raise
+        _disarm(found)
+        found.destroy()
     return Result(name=found.name, checkpoint=name, time=time.monotonic_ns() - begun)
 
 
-def _keep(found: domain.Domain, *, paused: bool) -> str:
-    """Name of the last checkpoint, from which it has to go on."""
-    name, taken = automatic.take(found, automatic.FIXATION, last=True)
-    if records.read(found.uuid) is None:
-        records.write(found.uuid, records.Record(records.State.RUNS))
-    records.write(
-        found.uuid,
-        records.Record(
-            records.State.FIXATED, checkpoint=name, durable=taken.durable, paused=paused
-        ),
-    )
-    return name
+def go_on(found: domain.Domain, record: records.Record) -> None:
+    """It was stopped for its last checkpoint, and runs on."""
+    if not record.paused and not found.running():
+        found.resume()
+    records.write(found.uuid, dataclasses.replace(record, state=records.State.RUNS))
+
+
+def _begin(found: domain.Domain) -> records.Record:
+    if not found.is_whole():
+        raise exception.DomainInvalid(
+            domain=found.name,
+            reason='it has crashed, or lost a store of a device: this is no moment to go on from',
+        )
+    record = records.read(found.uuid)
+    if record is None or record.run != runs.current(found):
+        record = runs.begun(found)
+    record = dataclasses.replace(record, state=records.State.RUNS, paused=found.paused_on_purpose())
+    records.write(found.uuid, record)
+    record = dataclasses.replace(record, state=records.State.FIXATING)
+    records.write(found.uuid, record)
+    return record
+
+
+def _disarm(found: domain.Domain) -> None:
+    """QEMU ends by a signal, and would take one more."""
+    try:
+        found.qmp('pcow-checkpoint-at-signal')
+    except exception.QmpFailed as e:  # an older one, which takes none
+        LOG.debug('%s: %s', found.name, e)
 
 
 def wanted() -> list[str]:
@@ -126,7 +149,7 @@ def fixate_all(names: Sequence[str], deadline: float | None = None) -> Iterator[
             done = results.get(timeout=None if end is None else max(0, end - time.monotonic()))
         except queue.Empty:
             for name in waited_for:
-                yield Result(name=name, checkpoint='', time=0, problem='it was not done in time')
+                yield Result(name=name, checkpoint='', time=0, problem=_LATE)
             return
         waited_for.remove(done.name)
         yield done

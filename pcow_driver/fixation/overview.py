@@ -8,6 +8,8 @@ import os
 import time
 from typing import Any
 
+from oslo_log import log as logging
+
 from pcow_driver.common import exception
 from pcow_driver.fixation import automatic
 from pcow_driver.fixation import policy
@@ -15,6 +17,8 @@ from pcow_driver.fixation import records
 from pcow_driver.pools import registry
 from pcow_driver.virt import domain
 from pcow_driver.vm import tree
+
+LOG = logging.getLogger(__name__)
 
 POWER_FAILURE = 'power failure'
 END_OF_QEMU = 'end of QEMU'
@@ -41,10 +45,16 @@ def rows(connection: Any, name: str | None = None) -> list[Row]:
     """
     found = []
     for one in [name] if name is not None else domain.names_of_all(connection):
-        item = domain.Domain(connection, one)
-        has = policy.get(item)
-        if has is not None:
-            found.append(_row(item, has))
+        try:
+            with domain.errors():
+                item = domain.Domain(connection, one)
+                has = policy.get(item)
+                if has is not None:
+                    found.append(_row(item, has))
+        except exception.PcowError as e:
+            if name is not None:
+                raise
+            LOG.warning('%s: %s', one, e)  # it has gone, for instance
     return sorted(found, key=lambda row: (-row.policy.priority, row.name))
 
 

@@ -8,14 +8,17 @@ domain to the end. States, and what leads to them:
 ========= =========== ==============================================================
 from      to          when
 ========= =========== ==============================================================
-none      RUNS        the loop sees that it runs
+none      RUNS        it is seen to run
 RUNS      none        its guest, or somebody, has ended it
-RUNS      FIXATED     its last moment is a checkpoint, and its QEMU ends
-RUNS      FAILED      it was killed, and cannot go on
+RUNS      FIXATING    it is stopped for its last checkpoint
+FIXATING  RUNS        that failed, or who took it was killed; it runs on
+FIXATING  FIXATED     its last moment is a checkpoint, and its QEMU ends
 FIXATED   RUNS        it goes on; or somebody has started it
-FIXATED   FAILED      it cannot go on
+RUNS,     FAILED      it has ended, and cannot go on
+FIXATING,
+FIXATED
 FAILED    RUNS        the same by command; or somebody has started it
-any       none        it is not protected any more, or is no domain
+any       none        it is not protected any more
 ========= =========== ==============================================================
 """
 
@@ -38,34 +41,36 @@ _SUFFIX = '.json'
 
 class State(enum.Enum):
     RUNS = 'runs'
+    FIXATING = 'fixating'
     FIXATED = 'fixated'
     FAILED = 'failed'
 
 
 _LEGAL = frozenset(
     {
-        (None, State.RUNS),
-        (State.RUNS, State.RUNS),
-        (State.RUNS, State.FIXATED),
-        (State.RUNS, State.FAILED),
-        (State.FIXATED, State.RUNS),
-        (State.FIXATED, State.FAILED),
-        (State.FAILED, State.RUNS),
-        (State.FAILED, State.FAILED),
+        *((before, State.RUNS) for before in (None, *State)),
+        (State.RUNS, State.FIXATING),
+        (State.FIXATING, State.FIXATED),
+        *((before, State.FAILED) for before in State),
     }
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Of one domain."""
+    """Of one domain. A run is that of one QEMU."""
 
     state: State
-    checkpoint: str = ''  # FIXATED: its last moment; RUNS: the last one that pcow took
-    durable: int = 0  # ns that this took, until it was durable
-    paused: bool = False  # FIXATED: it was before
-    tries: int = 0  # RUNS: how often it has gone on from that checkpoint
+    run: str = ''  # which one
+    since: float = 0.0  # seconds since the epoch at which it was seen first
+    checkpoint: str = ''  # of this run: the last one of pcow's, or that it has gone on from
+    durable: int = 0  # ns until the last one was durable
+    paused: bool = False  # by somebody, and shall be
+    tries: int = 0  # how often it has gone on since it last ran for long
     reason: str = ''  # FAILED
+
+
+_ANY = Record(State.RUNS)  # the types of its fields
 
 
 def read(uuid: str) -> Record | None:
@@ -73,7 +78,7 @@ def read(uuid: str) -> Record | None:
 
     :raises StateInvalid: the file cannot be read
     """
-    path = _path(uuid)
+    path = path_of(uuid)
     try:
         with open(path, encoding='utf-8') as f:
             value = json.load(f)
@@ -109,7 +114,7 @@ def write(uuid: str, wanted: Record) -> None:
 
     :raises StateInvalid: it cannot be kept, or leads from a state to one that does not follow it
     """
-    path, before = _path(uuid), read(uuid)
+    path, before = path_of(uuid), read(uuid)
     if (None if before is None else before.state, wanted.state) not in _LEGAL:
         was = 'nothing' if before is None else before.state.value
         raise exception.StateInvalid(
@@ -130,7 +135,7 @@ def forget(uuid: str) -> None:
 
     :raises StateInvalid:
     """
-    path = _path(uuid)
+    path = path_of(uuid)
     try:
         os.unlink(path)
         durable.sync(os.path.dirname(path))
@@ -140,27 +145,15 @@ def forget(uuid: str) -> None:
         raise exception.StateInvalid(path=path, reason=str(e.strerror)) from None
 
 
-def _path(uuid: str) -> str:
+def path_of(uuid: str) -> str:
+    """The file of this record."""
     return os.path.join(locks.state_path(), _DIRECTORY, f'{uuid}{_SUFFIX}')
 
 
 def _record(value: Any) -> Record:
     """:raises TypeError, KeyError, ValueError: it is none"""
-    found = Record(
-        state=State(value['state']),
-        checkpoint=value['checkpoint'],
-        durable=value['durable'],
-        paused=value['paused'],
-        tries=value['tries'],
-        reason=value['reason'],
-    )
-    for field, kind in (
-        ('checkpoint', str),
-        ('durable', int),
-        ('paused', bool),
-        ('tries', int),
-        ('reason', str),
-    ):
-        if type(getattr(found, field)) is not kind:
-            raise TypeError(f'{field} is {getattr(found, field)!r}')
+    found = Record(**(value | {'state': State(value['state'])}))
+    for field in dataclasses.fields(Record):
+        if type(getattr(found, field.name)) is not type(getattr(_ANY, field.name)):
+            raise TypeError(f'{field.name} is {getattr(found, field.name)!r}')
     return found

@@ -1,31 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Protected VMs go on: after a fixation from that, after a kill, a crash or a power cut from the
-last checkpoint that is durable.
+last checkpoint of the same run that is durable.
 
 The layer that a killed QEMU stored to is not gone on with, as the registers that belong to it are
-lost. What the guest had stored there is kept as a snapshot of each of its NVDIMMs.
+lost. What the guest had stored there is kept as a snapshot of each of its NVDIMMs; without room for
+that the VM is left as it is.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 
 from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.fixation import automatic
+from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
+from pcow_driver.fixation import runs
 from pcow_driver.images import image
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
+from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
 
 UNSAVED = 'pcow-unsaved-'
-_TRIES = 3  # from one checkpoint
+_TRIES = 3  # until it has run for long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,85 +52,142 @@ def recover(found: domain.Domain, record: records.Record) -> Result:
     """
     begun = time.monotonic_ns()
     try:
-        last = automatic.newest(tree.checkpoints(found))
-        if last is None:
-            raise exception.DomainInvalid(
-                domain=found.name,
-                reason=f'it has no checkpoint to go on from: virsh start {found.name} boots it',
-            )
-        tries = record.tries + 1 if record.checkpoint == last.name else 1
-        if record.state is records.State.RUNS and tries > _TRIES:
-            raise exception.DomainInvalid(
-                domain=found.name,
-                reason=(
-                    f'it has gone on from {last.name} {_TRIES} times, and ended each time: '
-                    f"'pcowctl host recover' tries it again, 'pcowctl vm revert {found.name} NAME' "
-                    f'an older one'
-                ),
-            )
-        if record.checkpoint != last.name or record.state is not records.State.FIXATED:
-            _keep_unsaved(found)
-        checkpoint.revert(found, last.name, run=not record.paused)
+        with domain.errors():
+            last = _start(found, record)
     except exception.PcowError as e:
-        if found.active():  # somebody was quicker
-            records.write(found.uuid, records.Record(records.State.RUNS, durable=record.durable))
-            return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
         LOG.error('%s does not go on: %s', found.name, e)
+        failed = records.read(found.uuid) or record
         records.write(
-            found.uuid, dataclasses.replace(record, state=records.State.FAILED, reason=str(e))
+            found.uuid, dataclasses.replace(failed, state=records.State.FAILED, reason=str(e))
         )
         return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
     taken = time.monotonic_ns() - begun
     age = max(0.0, time.time() - last.date.timestamp())
     LOG.warning('%s goes on from %s, of %.0f s ago', found.name, last.name, age)
-    records.write(
-        found.uuid,
-        records.Record(
-            records.State.RUNS, checkpoint=last.name, durable=record.durable, tries=tries
-        ),
-    )
     if not record.paused:
-        found.arrive()
+        _arrive(found)
     return Result(name=found.name, checkpoint=last.name, age=age, time=taken)
 
 
-def recover_all() -> list[Result]:
-    """All that have to run, and do not: also those that could not go on before. One after the
-    other, as each is as fast as the memory.
+def recover_all(*, failed: bool = False) -> list[Result]:
+    """All that have to run, and do not; one that fails keeps no other one.
 
-    :raises LibvirtFailed:
+    :param failed: also those that could not go on before
+    :raises LibvirtFailed: it does not answer
     """
-    done = []
     with domain.connect() as connection:
-        by_uuid = {
-            one.uuid: one
-            for one in (domain.Domain(connection, name) for name in domain.names_of_all(connection))
-        }
-        for uuid in records.all_uuids():
-            with records.alone(uuid):
-                record, found = records.read(uuid), by_uuid.get(uuid)
-                if found is None:
-                    records.forget(uuid)
-                elif record is not None and not found.active():
-                    done.append(recover(found, record))
+        names = domain.names_by_uuid(connection)
+    done = []
+    for uuid in records.all_uuids():
+        name = names.get(uuid)
+        try:
+            result = _unknown(uuid) if name is None else _recover_if_off(uuid, name, failed=failed)
+        except exception.PcowError as e:
+            result = Result(name=name or uuid, checkpoint='', age=0, time=0, problem=str(e))
+        if result is not None:
+            done.append(result)
     return done
 
 
-def _keep_unsaved(found: domain.Domain) -> None:
+def _unknown(uuid: str) -> Result:
+    return Result(
+        name=uuid,
+        checkpoint='',
+        age=0,
+        time=0,
+        problem=f'libvirt has no such domain; if it is gone, delete {records.path_of(uuid)}',
+    )
+
+
+def _recover_if_off(uuid: str, name: str, *, failed: bool) -> Result | None:
+    with domain.connect() as connection, records.alone(uuid):
+        found, record = domain.Domain(connection, name), records.read(uuid)
+        if record is None or found.active():
+            return None
+        if policy.get(found) is None or (
+            record.state is records.State.RUNS and found.stopped_on_purpose()
+        ):
+            records.forget(uuid)
+            return None
+        if record.state is records.State.FAILED and not failed:
+            return None
+        return recover(found, record)
+
+
+def _start(found: domain.Domain, record: records.Record) -> model.Checkpoint:
+    last = _last_moment(found, record)
+    fixated = record.state is records.State.FIXATED
+    tries = 0 if fixated else record.tries + 1
+    if tries > _TRIES and record.state is not records.State.FAILED:
+        raise exception.DomainInvalid(
+            domain=found.name,
+            reason=(
+                f'it has gone on {_TRIES} times, and ended soon each time: '
+                f"'pcowctl host recover --failed' tries it again, 'pcowctl vm revert {found.name} "
+                f"NAME' an older checkpoint"
+            ),
+        )
+    # Counted before it begins, and what it held is kept once: the next try finds what this one left
+    records.write(found.uuid, dataclasses.replace(record, state=records.State.RUNS, tries=tries))
+    if tries <= 1:
+        _keep_unsaved(found, last)
+    checkpoint.start_at(found, last.name, run=not record.paused)
+    records.write(
+        found.uuid,
+        dataclasses.replace(
+            runs.begun(found, last.name, durable=record.durable, tries=tries), paused=record.paused
+        ),
+    )
+    return last
+
+
+def _arrive(found: domain.Domain) -> None:
+    """It runs, whatever comes of this."""
+    try:
+        with domain.errors():
+            found.arrive()
+    except exception.PcowError as e:
+        LOG.warning('%s: neither its network nor its clock was told: %s', found.name, e)
+
+
+def _last_moment(found: domain.Domain, record: records.Record) -> model.Checkpoint:
+    """The checkpoint that it goes on from: no older one than of its last run, and no other branch.
+
+    :raises DomainInvalid: there is none
+    """
+    there = tree.checkpoints(found)
+    for one in there:
+        if record.state is records.State.FIXATED:
+            if one.name == record.checkpoint:
+                return one
+        elif one.current and (
+            one.name == record.checkpoint or one.date.timestamp() >= record.since
+        ):
+            return one
+    raise exception.DomainInvalid(
+        domain=found.name,
+        reason=(
+            f'it has no checkpoint of its last run to go on from: virsh start {found.name} boots '
+            f'it, with what its memory holds'
+        ),
+    )
+
+
+def _keep_unsaved(found: domain.Domain, last: model.Checkpoint) -> None:
     """What the NVDIMMs hold now, and no checkpoint does; it takes the place of that of before.
 
-    Without room for it the VM goes on all the same.
+    :raises PcowError: there is no room for it, and none can be made
     """
-    name = automatic.new_name(UNSAVED)
-    ram = found.ram()
+    name, ram = automatic.new_name(UNSAVED), found.ram()
     for path in found.writable():
-        if path == ram:
-            continue
-        try:
-            old = [one.name for one in image.snapshot_list(path) if one.name.startswith(UNSAVED)]
-            with room.for_snapshot(path):
-                image.snapshot_create(path, name)
-            for one in old:
-                image.snapshot_delete(path, one)
-        except exception.PcowError as e:
-            LOG.warning('%s: what it held is not kept: %s', path, e)
+        if path != ram:
+            automatic.make_room(found, last, functools.partial(_keep_unsaved_of, path, name))
+
+
+def _keep_unsaved_of(path: str, name: str) -> None:
+    old = [one.name for one in image.snapshot_list(path) if one.name.startswith(UNSAVED)]
+    with room.for_snapshot(path):
+        image.snapshot_create(path, name)
+    (made,) = (one for one in image.snapshot_list(path) if one.name == name)
+    for one in old if made.data_size else [name]:
+        image.snapshot_delete(path, one)

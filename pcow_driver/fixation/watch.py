@@ -10,16 +10,18 @@ has to know is in the records.
 from __future__ import annotations
 
 import concurrent.futures
-import threading
+import dataclasses
 import time
 
 from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.fixation import automatic
+from pcow_driver.fixation import fixate
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
 from pcow_driver.fixation import recover
+from pcow_driver.fixation import runs
 from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
@@ -27,15 +29,19 @@ LOG = logging.getLogger(__name__)
 PERIOD = 1.0  # seconds
 _THREADS = 16  # domains at once
 _RETRY = 60.0  # seconds after a checkpoint that could not be taken
+_LONG = 600.0  # seconds after which a VM that ends did not do so for what it went on from
+_STEP = 0.1  # seconds in which the loop learns that it has to end
 
 
 class Watch:
-    """Of all domains of the host. :meth:`run` is one thread's, :meth:`end` any's."""
+    """Of all domains of the host. :meth:`run` is one thread's, :meth:`end` any's, and that of a
+    handler of signals.
+    """
 
     def __init__(self) -> None:
-        self._ended = threading.Event()
+        self._ended = False
         self._jobs: dict[str, concurrent.futures.Future[None]] = {}  # by name
-        self._armed: dict[str, tuple[int, str]] = {}  # run and policy, by UUID
+        self._armed: dict[str, tuple[str, str]] = {}  # run and policy, by UUID
         # time.monotonic() of the last checkpoint, and of the last one that could not be taken
         self._taken: dict[str, float] = {}  # by UUID
         self._failed: dict[str, float] = {}
@@ -43,27 +49,32 @@ class Watch:
 
     def end(self) -> None:
         """What is under way comes to its end."""
-        self._ended.set()
+        self._ended = True
 
     def run(self) -> None:
         """Until :meth:`end`. While libvirt does not answer it waits for that."""
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            while not self._ended.is_set():
-                try:
-                    with domain.connect() as connection:
-                        names = domain.names_of_all(connection)
-                    self._say('', '')
-                except exception.LibvirtFailed as e:
-                    self._say('', str(e))
-                    names = []
-                for name in names:
-                    job = self._jobs.get(name)
-                    if job is None or job.done():
-                        self._jobs[name] = pool.submit(self._look_safely, name)
-                for name in self._jobs.keys() - set(names):
-                    if self._jobs[name].done():
-                        del self._jobs[name]
-                self._ended.wait(PERIOD)
+            while not self._ended:
+                self._look_at_all(pool)
+                end = time.monotonic() + PERIOD
+                while not self._ended and time.monotonic() < end:
+                    time.sleep(_STEP)
+
+    def _look_at_all(self, pool: concurrent.futures.Executor) -> None:
+        try:
+            with domain.connect() as connection:
+                names = domain.names_of_all(connection)
+            self._say('', '')
+        except exception.LibvirtFailed as e:
+            self._say('', str(e))
+            return
+        for name in names:
+            job = self._jobs.get(name)
+            if job is None or job.done():
+                self._jobs[name] = pool.submit(self._look_safely, name)
+        for name in self._jobs.keys() - set(names):
+            if self._jobs[name].done():
+                del self._jobs[name]
 
     def _look_safely(self, name: str) -> None:
         try:
@@ -84,37 +95,66 @@ class Watch:
         if wanted is None and records.read(found.uuid) is None:
             return
         with records.alone(found.uuid):
-            self._decide(found, wanted, records.read(found.uuid))
+            record = records.read(found.uuid)
+            if wanted is None:
+                self._let_go(found)
+            elif found.active():
+                self._look_at_active(found, wanted, record)
+            else:
+                self._look_at_off(found, record)
 
-    def _decide(
-        self, found: domain.Domain, wanted: policy.Policy | None, record: records.Record | None
+    def _let_go(self, found: domain.Domain) -> None:
+        """It is not protected any more."""
+        if found.active():
+            self._arm(found, '')
+        records.forget(found.uuid)
+
+    def _look_at_active(
+        self, found: domain.Domain, wanted: policy.Policy, record: records.Record | None
     ) -> None:
-        if wanted is None:
-            if record is not None:
-                records.forget(found.uuid)
-        elif found.active():
-            if record is None or record.state is not records.State.RUNS:
-                record = records.Record(records.State.RUNS)
-                records.write(found.uuid, record)
-            self._arm(found, wanted)
-            self._take_if_due(found, wanted, record)
-        elif record is not None and record.state is records.State.RUNS:
-            if found.stopped_on_purpose():
-                records.forget(found.uuid)
-            elif not self._ended.is_set():
-                recover.recover(found, record)
+        if record is None or record.run != runs.current(found):
+            record = runs.begun(found)
+            records.write(found.uuid, record)
+            if found.autostart():
+                LOG.error(
+                    '%s: libvirt starts it when the host comes up, and it boots then instead of '
+                    'going on: virsh autostart --disable',
+                    found.name,
+                )
+        elif record.state is records.State.FIXATING:  # who did that was killed
+            fixate.go_on(found, record)
+            return
+        elif record.state is not records.State.RUNS:  # its QEMU is about to end
+            return
+        if record.paused != found.paused_on_purpose():
+            record = dataclasses.replace(record, paused=not record.paused)
+            records.write(found.uuid, record)
+        self._take_if_due(found, wanted, record)
+        self._arm(found, wanted.on_shutdown)
 
-    def _arm(self, found: domain.Domain, wanted: policy.Policy) -> None:
+    def _look_at_off(self, found: domain.Domain, record: records.Record | None) -> None:
+        self._armed.pop(found.uuid, None)
+        if record is None or record.state not in (records.State.RUNS, records.State.FIXATING):
+            return
+        if record.state is records.State.RUNS and found.stopped_on_purpose():
+            records.forget(found.uuid)
+        elif not self._ended:
+            recover.recover(found, record)
+
+    def _arm(self, found: domain.Domain, on_shutdown: str) -> None:
         """Have its QEMU keep the last moment when it is told to end: nobody may be there to ask for
         that then.
         """
-        now = (found.run_id(), wanted.on_shutdown)
+        now = (runs.current(found), on_shutdown)
         if self._armed.get(found.uuid) == now:
             return
-        if wanted.on_shutdown == policy.FIXATE:
-            found.qmp('pcow-checkpoint-at-signal', prefix=automatic.FIXATION)
-        else:
-            found.qmp('pcow-checkpoint-at-signal')
+        try:
+            if on_shutdown == policy.FIXATE:
+                found.qmp('pcow-checkpoint-at-signal', prefix=automatic.FIXATION)
+            else:
+                found.qmp('pcow-checkpoint-at-signal')
+        except exception.QmpFailed as e:
+            LOG.warning('%s: its QEMU keeps no last moment by itself: %s', found.name, e)
         self._armed[found.uuid] = now
 
     def _take_if_due(
@@ -133,8 +173,15 @@ class Watch:
         name, taken = automatic.take(found, automatic.PERIODIC)
         del self._failed[found.uuid]
         self._taken[found.uuid] = now
+        runs_for_long = time.time() - record.since > _LONG
         records.write(
-            found.uuid, records.Record(records.State.RUNS, checkpoint=name, durable=taken.durable)
+            found.uuid,
+            dataclasses.replace(
+                record,
+                checkpoint=name,
+                durable=taken.durable,
+                tries=0 if runs_for_long else record.tries,
+            ),
         )
         automatic.thin(found)
 

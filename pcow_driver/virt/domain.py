@@ -58,14 +58,24 @@ def connect(uri: str | None = None) -> Iterator[Any]:
     libvirt = _import('libvirt')
     # it would print what is raised as well
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    try:
+    with errors(uri):
         connection = libvirt.open(uri)
         try:
             yield connection
         finally:
             connection.close()
+
+
+@contextlib.contextmanager
+def errors(uri: str | None = None) -> Iterator[None]:
+    """libvirt's errors become LibvirtFailed here already, for who goes on with the connection."""
+    libvirt = _import('libvirt')
+    try:
+        yield
     except libvirt.libvirtError as e:
-        raise exception.LibvirtFailed(uri=uri, reason=str(e)) from None
+        raise exception.LibvirtFailed(
+            uri=uri or str(conf.CONF.pcow.libvirt_uri), reason=str(e)
+        ) from None
 
 
 class Files:
@@ -115,6 +125,11 @@ def all_images() -> Files:
 def names_of_all(connection: Any) -> list[str]:
     """Of all domains, running or not."""
     return [str(one.name()) for one in connection.listAllDomains()]
+
+
+def names_by_uuid(connection: Any) -> dict[str, str]:
+    """The same."""
+    return {str(one.UUIDString()): str(one.name()) for one in connection.listAllDomains()}
 
 
 def exists(connection: Any, name: str) -> bool:
@@ -199,7 +214,11 @@ class Domain:
                 )
             )
         except libvirt.libvirtError as e:
-            if e.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_METADATA:
+            # one without a definition (transient) has none, either
+            if e.get_error_code() not in (
+                libvirt.VIR_ERR_NO_DOMAIN_METADATA,
+                libvirt.VIR_ERR_OPERATION_INVALID,
+            ):
                 raise
             return None
 
@@ -497,6 +516,19 @@ class Domain:
     def running(self) -> bool:
         """Whether its vCPUs run."""
         return self._running()
+
+    def paused_on_purpose(self) -> bool:
+        """Whether somebody has stopped its vCPUs, and not a full pool, or a crash."""
+        libvirt = _import('libvirt')
+        state, reason = self._domain.state()
+        return (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
+
+    def is_whole(self) -> bool:
+        """Whether its guest could go on: it has not crashed or powered off, and no store of a
+        device was lost.
+        """
+        status = self.qmp('query-status').get('status')
+        return status in ('running', 'paused', 'prelaunch')
 
     def suspend(self) -> None:
         """Stop its vCPUs."""

@@ -49,14 +49,13 @@ def take(found: domain.Domain, name: str, *, last: bool = False) -> model.Taken:
     return model.Taken.from_json(reply)
 
 
-def revert(found: domain.Domain, name: str, *, run: bool = True) -> model.Reverted:
+def revert(found: domain.Domain, name: str) -> model.Reverted:
     """Go back to a checkpoint, in the same QEMU; what the guest has stored since is dropped, and
     every other branch of the tree stays.
 
     A guest that runs goes on from there, one that is paused, or has crashed, is paused. A domain
     that is off is started, paused, and runs when it is there; if that fails it is off again.
 
-    :param run: False: a domain that is started stays paused
     :raises InvalidName:
     :raises DomainInvalid: its RAM is no image
     :raises CheckpointNotFound: it is off, and has none of that name
@@ -66,9 +65,25 @@ def revert(found: domain.Domain, name: str, *, run: bool = True) -> model.Revert
     with _alone(found):
         if found.active():
             return _revert(found, name, started=False)
-        tree.check_exists(found, name)
-        with found.started(run=run):
-            return _revert(found, name, started=True)
+        return _start_at(found, name, run=True)
+
+
+def start_at(found: domain.Domain, name: str, *, run: bool = True) -> model.Reverted:
+    """As :func:`revert` of a domain that is off; one that somebody has started is left alone.
+
+    :param run: False: it stays paused
+    :raises DomainInvalid: it is not off
+    """
+    with _alone(found):
+        if found.active():
+            raise exception.DomainInvalid(domain=found.name, reason='it runs already')
+        return _start_at(found, name, run=run)
+
+
+def _start_at(found: domain.Domain, name: str, *, run: bool) -> model.Reverted:
+    tree.check_exists(found, name)
+    with found.started(run=run):
+        return _revert(found, name, started=True)
 
 
 def delete(found: domain.Domain, name: str) -> int:

@@ -73,25 +73,32 @@ class FixationTest(test_virsh_checkpoints.CheckpointTestCase):
             self.assertEqual(0, process.wait(SECONDS))
 
     def test_the_host_goes_down(self) -> None:
+        """While the loop is there, as it is at a shutdown."""
         first, second, other = (
             self.protected(name, *words)
             for name, words in (
                 ('first', ('--interval', 'off', '--priority', '1')),
                 ('second', ('--interval', 'off')),
-                ('other', ('--on-shutdown', 'stop')),
+                ('other', ('--on-shutdown', 'stop', '--interval', '1s')),
             )
         )
+        loop = self.watch()
         first.mark('kept')
         second.mark('kept')
         self.host.virsh('suspend', second.name)
+        self.wait(lambda: self.row(other)['last checkpoint'])
         done = {row['name']: row for row in self.pcowctl('host', 'fixate', '--deadline', '60s')}
         self.assertEqual({first.name, second.name}, set(done))
         self.assertEqual([''] * 2, [row['problem'] for row in done.values()])
-        self.assertEqual(
-            ['shut off', 'shut off', 'running'], [one.state() for one in (first, second, other)]
-        )
+        for guest in (first, second):
+            self.assertEqual([done[guest.name]['checkpoint']], self.names(guest))
+        self.host.virsh('destroy', other.name)  # as libvirt-guests does then
+        self.wait(lambda: self.row(other)['state'] == 'off')
+        time.sleep(2)
+        self.assertEqual(['shut off'] * 3, [guest.state() for guest in (first, second, other)])
         self.assertEqual('fixated', self.row(first)['state'])
         self.assertEqual([], self.pcowctl('host', 'fixate'))
+        self.end(loop)
 
         back = {row['name']: row for row in self.pcowctl('host', 'recover')}
         self.assertEqual({first.name, second.name}, set(back))
@@ -159,7 +166,9 @@ class FixationTest(test_virsh_checkpoints.CheckpointTestCase):
             self.vm('delete-checkpoint', guest.name, name)
         self.kill(guest)
         self.assertIn('boots it', self.fails('host', 'recover'))
-        self.assertIn('no checkpoint to go on from', self.row(guest)['state'])
+        self.assertEqual([], self.pcowctl('host', 'recover'))
+        self.assertIn('boots it', self.fails('host', 'recover', '--failed'))
+        self.assertIn('no checkpoint of its last run to go on from', self.row(guest)['state'])
         self.assertEqual('shut off', guest.state())
         guest.start()
         self.assertEqual('runs', self.row(guest)['state'])

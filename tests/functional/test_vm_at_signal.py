@@ -97,6 +97,16 @@ class AtSignalTest(checkpoint_case.CheckpointTestCase):
         self.assertIn('multifd', said)
         self.assertEqual([], self.kept())
 
+    def test_a_guest_that_has_panicked(self) -> None:
+        """That is no moment to go on from."""
+        with self.start('-device', 'pvpanic', '-action', 'panic=pause') as vm:
+            vm.qmp('pcow-checkpoint-at-signal', prefix=PREFIX)
+            vm.ask('outb 0x505 0x1')
+            vm.wait_event('GUEST_PANICKED')
+            said = self.end(vm, signal.SIGTERM)
+        self.assertIn('state guest-panicked', said)
+        self.assertEqual([], self.kept())
+
     def test_refused(self) -> None:
         with self.start() as vm:
             for prefix in ('x' * 120, '.checkpoint-'):

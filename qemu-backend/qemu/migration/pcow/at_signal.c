@@ -46,6 +46,24 @@ static void coroutine_fn co_take(void *opaque)
     aio_wait_kick();
 }
 
+/* One that was asked for before comes to its end, or is refused. */
+static void wait_for_others(void)
+{
+    AioContext *context = qemu_get_aio_context();
+
+    aio_poll(context, false);   /* what was just asked for begins */
+    while (checkpoint_is_under_way()) {
+        aio_poll(context, true);
+    }
+}
+
+/* A moment that the guest cannot go on from, or has lost a store of. */
+static bool is_broken(void)
+{
+    return runstate_needs_reset() || runstate_check(RUN_STATE_GUEST_PANICKED) ||
+           runstate_check(RUN_STATE_IO_ERROR);
+}
+
 void checkpoint_take_at_signal(void)
 {
     Last last = {};
@@ -53,12 +71,15 @@ void checkpoint_take_at_signal(void)
     if (!prefix) {
         return;
     }
-    /* One that is under way was asked for before, and comes to its end. */
-    while (checkpoint_is_under_way()) {
-        aio_poll(qemu_get_aio_context(), true);
+    wait_for_others();
+    if (is_broken()) {
+        warn_report("no checkpoint at the end of QEMU, as the VM is in state "
+                    "%s", RunState_str(runstate_get()));
+        return;
     }
     if (runstate_is_running()) {
         vm_stop(RUN_STATE_PAUSED);
+        wait_for_others();
     }
     last.name = name_of_now();
     qemu_coroutine_enter(qemu_coroutine_create(co_take, &last));

@@ -370,11 +370,21 @@ static PcowCheckpointCreated *coroutine_fn create(Taking *taking, Error **errp)
     return result;
 }
 
+/* What is asked and what is set here nobody comes between. */
 static bool begin(Taking *taking, Error **errp)
 {
+    if (checkpoint_is_under_way()) {
+        error_setg(errp, "another checkpoint of the VM is being taken: wait "
+                   "until that has ended");
+        return false;
+    }
     checkpoint_recover(false);
-    return may_create(taking, errp) &&
-           hostmem_pcow_all_check_name(taking->name, errp);
+    if (!may_create(taking, errp) ||
+        !hostmem_pcow_all_check_name(taking->name, errp)) {
+        return false;
+    }
+    checkpoint_begin();
+    return true;
 }
 
 PcowCheckpointCreated *coroutine_fn
@@ -401,7 +411,6 @@ qmp_pcow_checkpoint_create(const char *name, Error **errp)
         object_ref(OBJECT(taking.home->backend));
         g_array_append_val(taking.parts, last);
 
-        checkpoint_begin();
         result = create(&taking, errp);
         checkpoint_end();
 

@@ -26,6 +26,7 @@ class _Domain:
     policies: dict[str, policy.Policy | None] = {}
     calls: list[tuple[str, str]] = []
     off: set[str] = set()
+    crashed: set[str] = set()
 
     def __init__(self, _connection: Any, name: str) -> None:
         if name not in self.policies:
@@ -36,7 +37,19 @@ class _Domain:
         return self.name not in self.off
 
     def running(self) -> bool:
-        return True
+        return ('suspend', self.name) not in self.calls
+
+    def run_id(self) -> int:
+        return 7
+
+    def is_whole(self) -> bool:
+        return self.name not in self.crashed
+
+    def paused_on_purpose(self) -> bool:
+        return False
+
+    def qmp(self, command: str, **_arguments: str) -> None:
+        self.calls.append((command, self.name))
 
     def suspend(self) -> None:
         self.calls.append(('suspend', self.name))
@@ -66,6 +79,7 @@ class FixationTest(base.TestCase):
         for target, new in (
             ('virt.domain.Domain', _Domain),
             ('virt.domain.connect', contextlib.nullcontext),
+            ('virt.domain.errors', contextlib.nullcontext),
             ('virt.domain.names_of_all', lambda _none: [*_Domain.policies, 'gone']),
             ('fixation.policy.get', lambda found: _Domain.policies[found.name]),
         ):
@@ -92,7 +106,10 @@ class FixationTest(base.TestCase):
     def test_nothing_runs_behind_its_last_checkpoint(self) -> None:
         with mock.patch.object(checkpoint, 'take', new=self.take):
             done = fixate.fixate(_Domain(None, 'a'))  # type: ignore[arg-type]
-        self.assertEqual([('suspend', 'a'), ('take', 'a'), ('destroy', 'a')], _Domain.calls)
+        self.assertEqual(
+            ['suspend', 'take', 'pcow-checkpoint-at-signal', 'destroy'],
+            [call for call, name in _Domain.calls if name == 'a'],
+        )
         record = records.read('uuid-a')
         assert record is not None
         self.assertEqual(
@@ -105,7 +122,34 @@ class FixationTest(base.TestCase):
             (done,) = fixate.fixate_all(['low'])
         self.assertIn('a disk is slow', done.problem)
         self.assertEqual([('suspend', 'low'), ('resume', 'low')], _Domain.calls)
-        self.assertIsNone(records.read('uuid-low'))
+        record = records.read('uuid-low')
+        assert record is not None
+        self.assertEqual(records.State.RUNS, record.state)
+
+    def test_no_moment_to_go_on_from(self) -> None:
+        """It has crashed."""
+        _Domain.crashed = {'a'}
+        self.addCleanup(_Domain.crashed.clear)
+        (done,) = fixate.fixate_all(['a'])
+        self.assertIn('it has crashed', done.problem)
+        self.assertEqual([], _Domain.calls)
+
+    def test_a_qemu_that_does_not_end(self) -> None:
+        """Nothing runs behind the checkpoint."""
+
+        def destroy(_found: _Domain) -> None:
+            raise exception.LibvirtFailed(uri='x', reason='Device or resource busy')
+
+        with (
+            mock.patch.object(checkpoint, 'take', new=self.take),
+            mock.patch.object(_Domain, 'destroy', new=destroy),
+        ):
+            (done,) = fixate.fixate_all(['a'])
+        self.assertIn('busy', done.problem)
+        self.assertNotIn(('resume', 'a'), _Domain.calls)
+        record = records.read('uuid-a')
+        assert record is not None
+        self.assertEqual(records.State.FIXATED, record.state)
 
     def test_one_that_hangs_keeps_nobody_waiting(self) -> None:
         records.write('uuid-high', records.Record(records.State.RUNS, durable=10**12))

@@ -6,6 +6,7 @@ import os
 from pcow_driver.common import exception
 from pcow_driver.fixation import records
 from tests.unit.pcow_driver import base
+from tests.unit.pcow_driver.fixation import entered
 
 UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
 State = records.State
@@ -15,18 +16,15 @@ class RecordsTest(base.TestCase):
     def enter(self, state: State | None) -> None:
         records.forget(UUID)
         if state is not None:
-            records.write(UUID, records.Record(State.RUNS))
-            records.write(UUID, records.Record(state))
+            entered.enter(UUID, records.Record(state))
 
     def test_each_transition(self) -> None:
         """As the table of the module has them."""
         legal = {
-            (None, State.RUNS),
-            *itertools.product((State.RUNS,), State),
-            (State.FIXATED, State.RUNS),
-            (State.FIXATED, State.FAILED),
-            (State.FAILED, State.RUNS),
-            (State.FAILED, State.FAILED),
+            *((before, State.RUNS) for before in (None, *State)),
+            *((before, State.FAILED) for before in State),
+            (State.RUNS, State.FIXATING),
+            (State.FIXATING, State.FIXATED),
         }
         for before, after in itertools.product((None, *State), State):
             self.enter(before)

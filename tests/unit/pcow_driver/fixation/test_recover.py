@@ -5,33 +5,43 @@ tests/functional/test_virsh_fixation.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from typing import Any
 from unittest import mock
 
 from pcow_driver.common import exception
-from pcow_driver.fixation import automatic
+from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
 from pcow_driver.fixation import recover
+from pcow_driver.fixation import runs
 from pcow_driver.images import image
+from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model
+from tests.unit.pcow_driver.fixation import entered
 from tests.unit.pcow_driver.fixation import test_automatic
 from tests.unit.pcow_driver.vm import recorded
 
 State = records.State
+SOON = 4e9  # later than any checkpoint here
 
 
 class RecoveryTest(recorded.TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.recorded.active = False
-        self.there = [test_automatic.taken(second) for second in (0, 60)]
-        self.last = self.there[-1].name
+        older, last = (test_automatic.taken(second) for second in (0, 60))
+        self.there = [older, dataclasses.replace(last, current=True)]
+        self.last, self.older = last.name, older.name
+        self.data_size = 4096
         self.fails = False
         self.reverted = list[tuple[str, bool]]()
         for where, name, new in (
-            (checkpoint, 'revert', self.revert),
+            (checkpoint, 'start_at', self.start_at),
             (type(self.found), 'arrive', lambda _found: None),
+            (domain, 'errors', contextlib.nullcontext),
+            (runs, 'current', lambda _found: 'this run'),
         ):
             self.begin(mock.patch.object(where, name, new=new))
         self.begin(mock.patch('pcow_driver.vm.tree.checkpoints', new=lambda _found: self.there))
@@ -40,17 +50,18 @@ class RecoveryTest(recorded.TestCase):
         patched.start()
         self.addCleanup(patched.stop)
 
-    def revert(self, _found: Any, name: str, *, run: bool) -> model.Reverted:
+    def start_at(self, _found: Any, name: str, *, run: bool) -> model.Reverted:
         if self.fails:
             raise exception.QmpFailed(command='x', error_class='y', description='another CPU')
         self.reverted.append((name, run))
         return model.Reverted(time=1, started=True)
 
-    def recover(self, **fields: Any) -> recover.Result:
+    def recover(self, state: State = State.RUNS, **fields: Any) -> recover.Result:
         records.forget(recorded.UUID)
-        records.write(recorded.UUID, records.Record(State.RUNS))
-        record = records.Record(**({'state': State.RUNS} | fields))
-        records.write(recorded.UUID, record)
+        record = dataclasses.replace(
+            records.Record(state, checkpoint=self.last, since=SOON), **fields
+        )
+        entered.enter(recorded.UUID, record)
         return recover.recover(self.found, record)
 
     def record(self) -> records.Record:
@@ -58,61 +69,129 @@ class RecoveryTest(recorded.TestCase):
         assert found is not None
         return found
 
-    def unsaved(self) -> int:
-        """Snapshots of NVDIMMs that were made to keep what no checkpoint has."""
-        return sum(f'-c {recover.UNSAVED}' in line for line in self.logged())
+    def unsaved(self) -> list[str]:
+        """What was done to keep what no checkpoint has."""
+        return [line for line in self.logged() if recover.UNSAVED in line]
+
+    def keep_unsaved(self) -> None:
+        """pcow-img, which only records, has the snapshot that it was told to make."""
+
+        def create(_path: str, name: str) -> None:
+            with self.log.open('a') as log:
+                log.write(f'-c {name}\n')
+            self.write([], [recorded.snapshot(1, name, **{'data-size': self.data_size})])
+
+        self.begin(mock.patch.object(image, 'snapshot_create', new=create))
 
     def test_after_a_fixation(self) -> None:
-        done = self.recover(state=State.FIXATED, checkpoint=self.last, paused=True, durable=7)
+        self.data_size = 0
+        self.keep_unsaved()
+        done = self.recover(State.FIXATED, paused=True, durable=7)
         self.assertEqual((self.last, ''), (done.checkpoint, done.problem))
         self.assertEqual([(self.last, False)], self.reverted)
-        self.assertEqual(0, self.unsaved())
+        made, gone = self.unsaved()  # it held nothing
+        self.assertEqual(made.removeprefix('-c '), gone.split()[3])
+        record = self.record()
         self.assertEqual(
-            records.Record(State.RUNS, checkpoint=self.last, durable=7, tries=1), self.record()
+            (State.RUNS, 'this run', self.last, 7, True, 0),
+            (
+                record.state,
+                record.run,
+                record.checkpoint,
+                record.durable,
+                record.paused,
+                record.tries,
+            ),
         )
 
     def test_after_a_kill(self) -> None:
-        self.assertEqual(self.last, self.recover(checkpoint=self.last).checkpoint)
+        self.keep_unsaved()
+        self.assertEqual(self.last, self.recover().checkpoint)
         self.assertEqual([(self.last, True)], self.reverted)
-        self.assertEqual(1, self.unsaved())
+        self.assertEqual(1, len(self.unsaved()))
+        self.assertEqual(1, self.record().tries)
 
-    def test_an_older_fixation_is_not_the_last_moment(self) -> None:
-        self.recover(state=State.FIXATED, checkpoint=self.there[0].name)
+    def test_it_was_booted_since_its_fixation(self) -> None:
+        """Without the loop; what it did is kept."""
+        self.keep_unsaved()
+        self.recover(State.FIXATED, checkpoint=self.older)
+        self.assertEqual([(self.older, True)], self.reverted)
+        self.assertEqual(1, len(self.unsaved()))
+
+    def test_no_checkpoint_of_its_last_run(self) -> None:
+        """An older one would be of before a shutdown."""
+        done = self.recover(checkpoint='')
+        self.assertIn('virsh start web1 boots it', done.problem)
+        self.assertEqual((State.FAILED, []), (self.record().state, self.reverted))
+
+    def test_somebody_took_one_since(self) -> None:
+        self.keep_unsaved()
+        self.recover(checkpoint='', since=0.0)
         self.assertEqual([(self.last, True)], self.reverted)
-        self.assertEqual(1, self.unsaved())
+
+    def test_the_branch_that_it_is_on(self) -> None:
+        """Somebody has had it go back to an older one."""
+        self.keep_unsaved()
+        older, last = self.there
+        self.there = [
+            dataclasses.replace(older, current=True),
+            dataclasses.replace(last, current=False),
+        ]
+        self.recover(checkpoint=self.older)
+        self.assertEqual([(self.older, True)], self.reverted)
 
     def test_one_that_ends_again_and_again(self) -> None:
-        record = records.Record(State.RUNS, checkpoint=self.last)
-        for _time in range(3):
-            self.recover(checkpoint=record.checkpoint, tries=record.tries)
-            record = self.record()
-        done = self.recover(checkpoint=record.checkpoint, tries=record.tries)
+        self.keep_unsaved()
+        for tries in range(3):
+            self.recover(tries=tries)
+        self.assertEqual(1, len(self.unsaved()))  # what it held before it began
+        done = self.recover(tries=3)
         self.assertIn('3 times', done.problem)
         self.assertEqual((State.FAILED, 3), (self.record().state, len(self.reverted)))
-        self.recover(checkpoint=self.there[0].name, tries=3)  # another one came since
+        self.recover(State.FAILED, tries=3)
         self.assertEqual(4, len(self.reverted))
 
     def test_what_cannot_go_on(self) -> None:
+        self.keep_unsaved()
         self.fails = True
-        self.assertIn('another CPU', self.recover(checkpoint=self.last).problem)
-        self.assertEqual(State.FAILED, self.record().state)
+        self.assertIn('another CPU', self.recover().problem)
+        self.assertEqual((State.FAILED, 1), (self.record().state, self.record().tries))
         self.assertIn('another CPU', self.record().reason)
-        self.there = []
-        self.assertIn('boots it', self.recover().problem)
 
     def test_without_room_for_what_was_unsaved(self) -> None:
+        """It is not given up for a start."""
         error = exception.ToolFailed(message='No space left on device')
-        with mock.patch.object(image, 'snapshot_create', side_effect=error):
-            self.assertEqual(self.last, self.recover().checkpoint)
+        gone = list[str]()
+        self.begin(mock.patch.object(image, 'snapshot_create', side_effect=error))
+        self.begin(
+            mock.patch.object(checkpoint, 'delete', new=lambda _found, name: gone.append(name))
+        )
+        self.assertIn('No space left', self.recover().problem)
+        self.assertEqual(([self.older], []), (gone, self.reverted))
 
-    def test_somebody_was_quicker(self) -> None:
-        def start(*_arguments: Any, **_more: Any) -> None:
-            self.recorded.active = True
-            raise exception.LibvirtFailed(uri='x', reason='domain is already running')
+    def test_one_that_fails_keeps_no_other_one(self) -> None:
+        for number in range(2):
+            records.write(f'gone-{number}', records.Record(State.RUNS))
+        self.begin(mock.patch.object(domain, 'connect', new=contextlib.nullcontext))
+        self.begin(mock.patch.object(domain, 'names_by_uuid', new=lambda _none: {}))
+        first, second = recover.recover_all()
+        for one in (first, second):
+            self.assertIn(f'{self.directory}/state/protected/{one.name}.json', one.problem)
+        self.assertEqual(2, len(records.all_uuids()))
 
-        with mock.patch.object(checkpoint, 'revert', new=start):
-            self.recover(checkpoint=self.last)
-        self.assertEqual(State.RUNS, self.record().state)
+    def test_shut_down_while_the_loop_was_not_there(self) -> None:
+        self.begin(mock.patch.object(domain, 'connect', new=lambda: self.connected()))
+        self.begin(
+            mock.patch.object(domain, 'names_by_uuid', new=lambda _none: {recorded.UUID: 'web1'})
+        )
+        self.begin(mock.patch.object(policy, 'get', new=lambda _found: policy.Policy()))
+        self.begin(
+            mock.patch.object(type(self.found), 'stopped_on_purpose', new=lambda _found: True)
+        )
+        records.write(recorded.UUID, records.Record(State.RUNS))
+        self.assertEqual([], recover.recover_all())
+        self.assertEqual([], records.all_uuids())
+        self.assertEqual([], self.reverted)
 
-    def test_the_names_are_those_of_the_loop(self) -> None:
-        self.assertTrue(automatic.is_own(self.last))
+    def connected(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext(self.recorded)

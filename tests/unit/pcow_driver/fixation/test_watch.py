@@ -13,9 +13,11 @@ from unittest import mock
 from pcow_driver.common import exception
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
+from pcow_driver.fixation import runs
 from pcow_driver.fixation import watch
 from pcow_driver.vm import model
 from tests.unit.pcow_driver import base
+from tests.unit.pcow_driver.fixation import entered
 
 UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
 State = records.State
@@ -29,6 +31,7 @@ class _Domain:
 
     def __init__(self) -> None:
         self.is_active, self.is_running, self.on_purpose = True, True, False
+        self.is_paused = False
         self.run, self.asked = 1, list[tuple[str, dict[str, str]]]()
         self.policy: policy.Policy | None = policy.Policy(interval=1)
 
@@ -43,6 +46,16 @@ class _Domain:
 
     def qmp(self, command: str, **arguments: str) -> None:
         self.asked.append((command, arguments))
+
+    def resume(self) -> None:
+        self.asked.append(('resume', {}))
+        self.is_running = True
+
+    def autostart(self) -> bool:
+        return False
+
+    def paused_on_purpose(self) -> bool:
+        return self.is_paused
 
     def stopped_on_purpose(self) -> bool:
         return self.on_purpose
@@ -75,11 +88,10 @@ class WatchTest(base.TestCase):
         self.done.append('take')
         return f'c{len(self.done)}', TAKEN
 
-    def enter(self, state: State | None) -> None:
+    def enter(self, state: State | None, **fields: Any) -> None:
         records.forget(UUID)
         if state is not None:
-            records.write(UUID, records.Record(State.RUNS))
-            records.write(UUID, records.Record(state))
+            entered.enter(UUID, records.Record(state, **fields))
 
     def state(self) -> State | None:
         found = records.read(UUID)
@@ -90,30 +102,80 @@ class WatchTest(base.TestCase):
         self.watch.look(self.found)
         return list(self.done)
 
-    def test_each_state(self) -> None:
-        """Of the record, of the domain, and how that ended: what is done, and the state then."""
-        off = {(State.RUNS, False): (['recover'], State.RUNS), (State.RUNS, True): ([], None)}
+    def test_off(self) -> None:
+        """What is done, and the state then, of each state and how it ended."""
+        self.found.is_active = False
+        expected = {
+            (State.RUNS, False): (['recover'], State.RUNS),
+            (State.RUNS, True): ([], None),
+            (State.FIXATING, False): (['recover'], State.FIXATING),
+            (State.FIXATING, True): (['recover'], State.FIXATING),
+        }
         for state, purpose in itertools.product((None, *State), (False, True)):
             self.enter(state)
-            self.found.is_active, self.found.on_purpose = False, purpose
-            expected = off.get((state, purpose), ([], state))
-            self.assertEqual(expected, (self.look(), self.state()), f'{state} {purpose}')
-        self.found.is_active = True
+            self.found.on_purpose = purpose
+            self.assertEqual(
+                expected.get((state, purpose), ([], state)),
+                (self.look(), self.state()),
+                f'{state} {purpose}',
+            )
+
+    def test_active(self) -> None:
+        """A QEMU that nobody has seen is a new run; of a known one only the loop's states count."""
         for state in (None, *State):
             self.enter(state)
             self.now += 100
             self.assertEqual((['take'], State.RUNS), (self.look(), self.state()), str(state))
+        run = runs.current(self.found)
+        for state, expected in (
+            (State.RUNS, (['take'], State.RUNS)),
+            (State.FIXATED, ([], State.FIXATED)),
+            (State.FAILED, ([], State.FAILED)),
+        ):
+            self.enter(state, run=run)
+            self.now += 100
+            self.assertEqual(expected, (self.look(), self.state()), str(state))
+
+    def test_a_fixation_that_was_killed(self) -> None:
+        for paused in (False, True):
+            self.enter(State.FIXATING, run=runs.current(self.found), paused=paused)
+            self.found.is_running, self.found.asked = False, []
+            self.assertEqual(([], State.RUNS), (self.look(), self.state()))
+            self.assertEqual([] if paused else [('resume', {})], self.found.asked)
+
+    def test_not_protected_any_more(self) -> None:
         self.found.policy = None
         for active in (True, False):
             self.found.is_active = active
             self.enter(State.RUNS)
             self.assertEqual(([], None), (self.look(), self.state()))
+        self.assertEqual([('pcow-checkpoint-at-signal', {})], self.found.asked)
+
+    def test_pause_is_remembered(self) -> None:
+        self.look()
+        for paused in (True, False):
+            self.found.is_paused, self.found.is_running = paused, not paused
+            self.look()
+            found = records.read(UUID)
+            assert found is not None
+            self.assertEqual(paused, found.paused)
+
+    def test_it_has_run_for_long(self) -> None:
+        for seconds, tries in ((0, 2), (601, 0)):
+            self.enter(
+                State.RUNS, run=runs.current(self.found), since=time.time() - seconds, tries=2
+            )
+            self.now += 100
+            self.look()
+            found = records.read(UUID)
+            assert found is not None
+            self.assertEqual((tries, 'c1'), (found.tries, found.checkpoint))
 
     def test_when_one_is_taken(self) -> None:
         self.assertEqual(['take'], self.look())
-        self.assertEqual(
-            records.Record(State.RUNS, checkpoint='c1', durable=TAKEN.durable), records.read(UUID)
-        )
+        found = records.read(UUID)
+        assert found is not None
+        self.assertEqual(('c1', TAKEN.durable), (found.checkpoint, found.durable))
         self.now += 0.9
         self.assertEqual([], self.look())
         self.now += 0.2
@@ -150,6 +212,11 @@ class WatchTest(base.TestCase):
         self.found.run = 2
         self.look()
         self.assertEqual(2, len(self.found.asked))
+        self.found.is_active = False  # libvirt begins anew with its numbers
+        self.look()
+        self.found.is_active = True
+        self.look()
+        self.assertEqual(3, len(self.found.asked))
         self.found.policy = policy.Policy(on_shutdown=policy.STOP)
         self.look()
         self.assertEqual((command, {}), self.found.asked[-1])
