@@ -74,7 +74,7 @@ class Protect(lister.Lister):
             if name is not None:
                 found = domain.Domain(connection, name)
                 if parsed_args.remove:
-                    policy.remove(found)  # the loop forgets it
+                    policy.remove(found)
                 else:
                     policy.change(found, **wanted)
             rows = overview.rows(connection, name)

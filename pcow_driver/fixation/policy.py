@@ -11,6 +11,7 @@ from typing import Any
 import xml.etree.ElementTree as ET
 
 from pcow_driver.common import exception
+from pcow_driver.fixation import records
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
 
@@ -134,5 +135,10 @@ def change(found: domain.Domain, **wanted: Any) -> None:
 
 
 def remove(found: domain.Domain) -> None:
-    """Its checkpoints stay."""
-    found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, None)
+    """It has not to run any more; its checkpoints stay.
+
+    :raises StateInvalid:
+    """
+    with records.alone(found.uuid):
+        found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, None)
+        records.forget(found.uuid)

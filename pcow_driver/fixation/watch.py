@@ -92,7 +92,8 @@ class Watch:
         :raises PcowError: it could not be done, and is tried again
         """
         wanted = policy.get(found)
-        if wanted is None and records.read(found.uuid) is None:
+        known = found.uuid in self._armed or records.read(found.uuid) is not None
+        if wanted is None and not known:
             return
         with records.alone(found.uuid):
             record = records.read(found.uuid)
@@ -107,6 +108,7 @@ class Watch:
         """It is not protected any more."""
         if found.active():
             self._arm(found, '')
+        self._armed.pop(found.uuid, None)
         records.forget(found.uuid)
 
     def _look_at_active(

@@ -136,7 +136,7 @@ class FixationTest(test_virsh_checkpoints.CheckpointTestCase):
         self.assertIn('pcow-unsaved-', str(guest.image_snapshots()))
         # a checkpoint of somebody's is one as well, and stays
         self.vm('checkpoint', guest.name, 'mine')
-        self.wait(lambda: len(self.names(guest)) > 4)
+        self.wait(lambda: self.row(guest)['last checkpoint'] not in (known, 'mine'))
         self.assertIn('mine', self.names(guest))
 
         self.host.virsh('destroy', guest.name)
