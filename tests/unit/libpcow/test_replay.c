@@ -128,11 +128,20 @@ static void live_again(struct survivors *survivors, const char *name, struct tot
     }
 }
 
+/*
+ * Of each crash point, at most. A sanitizer looks at our code, the plain run at the states.
+ */
+#if defined(__SANITIZE_ADDRESS__)
+#define STATES 20u
+#else
+#define STATES 60u
+#endif
+
 /* ---- all scenarios --------------------------------------------------------------------------- */
 
 static void run_class(enum pcow_persistence persistence)
 {
-    unsigned limit = test_steps(60);
+    unsigned limit = test_steps(STATES);
     struct total total = {0};
     const char *only = getenv("PCOW_TEST_SCENARIO");
 
