@@ -172,9 +172,12 @@ int check_end_rescue(struct check *check);
 void check_corruption(struct check *check, bool repairable, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void check_leak(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* A leak, or data that nothing refers to any more. */
-void check_doubtful(struct check *check, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+/*
+ * A leak, or data that nothing refers to any more. unflushed: where the file lies, each host crash
+ * leaves that.
+ */
+void check_doubtful(struct check *check, bool unflushed, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 void check_note(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void check_end_of_findings(struct check *check);
 
