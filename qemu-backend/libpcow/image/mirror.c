@@ -177,7 +177,8 @@ static void note_overwritten(struct file *file, uint64_t offset)
  * Puts what is known in the place of what a page holds. Proof that this is what was stored: each
  * word of metadata that counts is changed in memory when its store has succeeded, and by nobody
  * else; no store has failed (*unsure*), and none is under way. If one has, nothing tells which of
- * both is right: -EIO, and the page stays stale.
+ * both is right: -EIO, and the page stays stale. A page that the kernel could not write it may drop
+ * and read again: then nobody has overwritten it, and the caller writes it anew.
  */
 static int take_known(struct file *file, const struct mirror_known *known, uint64_t group,
                       unsigned page, uint64_t content[PCOW_PAGE_SIZE / sizeof(uint64_t)],
@@ -194,6 +195,10 @@ static int take_known(struct file *file, const struct mirror_known *known, uint6
         return 0;
     if (!ret && __atomic_load_n(&file->unsure, __ATOMIC_RELAXED))
         ret = -EIO;
+    if (!ret && may_be_lost(file)) {
+        *overwritten = false;
+        return 0;
+    }
     note_overwritten(file, offset);
     file->overwritten.unsure |= ret != 0;
     return ret;

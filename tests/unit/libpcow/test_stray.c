@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "format/format2.h"
+#include "operations/operations.h"
 
 #define SLABS 80u                      /* bitmaps: two pages */
 #define SIZE (SLABS * 2 * MIB)
@@ -263,11 +264,57 @@ static void test_after_a_kill(void **state)
     }
 }
 
+/* Class page-cache; the next call of this kind fails, from this offset of the file on. */
+struct failing {
+    struct observer observer;
+    bool armed;
+    enum observed fails;
+    uint64_t from;
+};
+
+static int fail_once(struct observer *observer, const struct observation *seen)
+{
+    struct failing *failing = (struct failing *)observer;
+
+    if (!failing->armed || seen->what != failing->fails || seen->offset < failing->from)
+        return 0;
+    failing->armed = false;
+    return -EIO;
+}
+
+/* The kernel drops a page that it could not write, and reads the older one: no stray write. */
+static void test_dropped_by_the_kernel(void **state)
+{
+    for (unsigned page = BITMAP_OFFSET / PAGE; page < BITMAP_OFFSET / PAGE + 2; page++) {
+        struct failing failing = {
+            .observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = fail_once},
+            .fails = OBSERVED_SYNC,
+        };
+        pcow_image *image;
+
+        (void)state;
+        make_image();
+        MUST(image_open(IMAGE, PCOW_OPEN_WRITE, NULL, &failing.observer, &image, &error));
+        store(image, SNAPSHOTS, 40);
+        store(image, SNAPSHOTS, 77);
+        failing.armed = true;
+        MUST_FAIL(-EIO, pcow_flush(image, &error));
+        poke(page, OLDER);
+        MUST(pcow_finish(image, &error));
+        pcow_close(image);
+        if (check(0).corruptions)
+            fail_msg("%s", findings);
+        expect_content(SNAPSHOTS + 1, "dropped");
+        unlink(IMAGE);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {TEST(test_each_page), TEST(test_after_a_kill)};
+    const struct CMUnitTest tests[] = {TEST(test_each_page), TEST(test_after_a_kill),
+                                       TEST(test_dropped_by_the_kernel)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
