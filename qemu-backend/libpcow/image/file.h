@@ -55,6 +55,11 @@ struct file {
     uint64_t *summed;
 };
 
+static inline void file_become_unsure(struct file *file)
+{
+    __atomic_store_n(&file->unsure, true, __ATOMIC_RELAXED);
+}
+
 enum file_open_flags {
     FILE_WRITE = 1 << 0,
     FILE_FORCE_SHARE = 1 << 1,        /* no lock */

@@ -335,8 +335,12 @@ static void restore_owners(struct pcow_image *image, uint64_t from, uint64_t to)
         uint64_t *where =
             owner.kind != OWNER_NONE ? table_address(image, p, owner_offset(p)) : NULL;
 
-        if (where && *where != word)
-            file_store64_at(&image->file, where, owner_offset(p), word, true);
+        /* The file says that it is free, or may. */
+        if (owner.kind != OWNER_NONE && !where)
+            file_become_unsure(&image->file);
+        if (where && *where != word
+            && file_store64_at(&image->file, where, owner_offset(p), word, true))
+            file_become_unsure(&image->file);
     }
 }
 

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "format/format2.h"
+#include "image/image.h"
+#include "image/store.h"
 #include "operations/operations.h"
 
 #define SLABS 80u                      /* bitmaps: two pages */
@@ -309,12 +311,33 @@ static void test_dropped_by_the_kernel(void **state)
     }
 }
 
+/* What was stored and could not be settled is taken for not done: memory is no proof any more. */
+static void test_unsure(void **state)
+{
+    struct failing failing = {
+        .observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE, .look = fail_once},
+        .fails = OBSERVED_MAP,
+        .from = GROUP_SIZE,
+    };
+    pcow_image *image;
+
+    (void)state;
+    make_image();
+    MUST(image_open(IMAGE, PCOW_OPEN_WRITE, NULL, &failing.observer, &image, &error));
+    assert_false(image->file.unsure);
+    failing.armed = true;
+    assert_int_equal(file_sync_range(&image->file, owner_offset(SLABS_PER_GROUP), 8, 0), -EIO);
+    assert_true(image->file.unsure);
+    pcow_close(image);
+    unlink(IMAGE);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {TEST(test_each_page), TEST(test_after_a_kill),
-                                       TEST(test_dropped_by_the_kernel)};
+                                       TEST(test_dropped_by_the_kernel), TEST(test_unsure)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
