@@ -102,8 +102,10 @@ static void keep_first(void *opaque, enum pcow_finding_kind kind, const char *me
 }
 
 /* Of a sealed image, which nobody changes meanwhile. */
-static int compare_data(pcow_image *image, const char *path, struct pcow_error *error)
+static int compare_data(pcow_image *image, const struct source_options *options,
+                        struct pcow_error *error)
 {
+    const unsigned flags = options->force_share ? PCOW_CHECK_FORCE_SHARE : 0;
     char first[sizeof(error->message)] = "";
     struct pcow_data_result result;
     struct pcow_info info;
@@ -113,12 +115,12 @@ static int compare_data(pcow_image *image, const char *path, struct pcow_error *
     if (info.format == 1 || !info.sealed || !info.mirror) {
         return 0;
     }
-    r = pcow_check_data(path, 0, keep_first, NULL, first, &result, error);
+    r = pcow_check_data(options->path, flags, keep_first, NULL, first, &result, error);
     if (!r && result.corruptions) {
         r = fail(error, -EBADMSG,
                  "%s is damaged: %.300s; put a whole copy in its place (pcow-img check --data "
                  "tells all of it), or copy it as it is with --accept-damage",
-                 path, first);
+                 options->path, first);
     }
     return r;
 }
@@ -131,7 +133,7 @@ static int look(const struct source_options *options, pcow_image *image, struct 
         r = look_for_losses(image, error);
     }
     if (!r && !options->accept_damage && options->compare_data) {
-        r = compare_data(image, options->path, error);
+        r = compare_data(image, options, error);
     }
     return r;
 }
