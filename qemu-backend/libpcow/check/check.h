@@ -74,7 +74,8 @@ struct check {
     bool ids_uncertain;                   /* next_layer_id was lost and comes from the copy */
     bool slots_uncertain;                 /* the same of layer_slots */
     bool generation_raised;
-    bool found_before;                    /* the pass before the repair has found something */
+    bool drops_sums;                      /* words that checksums of data hang on are stored to */
+    bool dropped_before;                  /* so has the pass before the repair, or would have */
     /* the image was sealed with checksums of all data; until the end, its header says so no more */
     bool all_summed;
 
