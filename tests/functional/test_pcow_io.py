@@ -62,7 +62,7 @@ class CommandTest(images.ImageTestCase):
             file.write(bytes(4096))
         _, complaint = process.communicate('quit\n')
         self.assertEqual(1, process.returncode)
-        self.assertIn('page bitmaps', complaint)
+        self.assertIn('page of bitmaps', complaint)
         self.assertIn('somebody else has written to the file', complaint)
         text = self.run_program('pcow-img', 'check', path, code=2).stdout
         self.assertIn('nothing is lost', text)

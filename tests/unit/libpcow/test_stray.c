@@ -336,12 +336,42 @@ static void test_unsure(void **state)
     unlink(IMAGE);
 }
 
+/* Something behind the end of a name, up to its last byte: it was so when the image was opened. */
+static void test_behind_a_name(void **state)
+{
+    struct layer_record record;
+    uint64_t offset = LAYER_TABLE_OFFSET, stale = checksum_encode(CHECKSUM_STALE, 0);
+    pcow_image *image;
+    int fd;
+
+    (void)state;
+    make_image();
+    fd = open(IMAGE, O_RDWR | O_CLOEXEC);
+    do {
+        offset += LAYER_RECORD_SIZE;
+        assert_int_equal(pread(fd, &record, sizeof record, (off_t)offset), sizeof record);
+    } while (strcmp(record.name, "s3") != 0);
+    record.name[sizeof record.name - 1] = 'x';
+    record.crc = layer_record_crc(&record);
+    assert_int_equal(pwrite(fd, &record, sizeof record, (off_t)offset), sizeof record);
+    /* As a killed writer leaves it. */
+    offset = mirror_offset(0, CHECKSUMS_PAGE) + offset / PAGE * sizeof stale;
+    assert_int_equal(pwrite(fd, &stale, sizeof stale, (off_t)offset), sizeof stale);
+    close(fd);
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    MUST(pcow_finish(image, &error));
+    pcow_close(image);
+    assert_int_equal(check(0).corruptions, 0);
+    unlink(IMAGE);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {TEST(test_each_page), TEST(test_after_a_kill),
-                                       TEST(test_dropped_by_the_kernel), TEST(test_unsure)};
+                                       TEST(test_dropped_by_the_kernel), TEST(test_unsure),
+                                       TEST(test_behind_a_name)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
