@@ -119,12 +119,19 @@ def clone(wanted: Sequence[Clone], *, max_chain: int) -> list[str]:
 
 
 def copy(
-    path: str, pool: pool_module.Pool, name: str, data_size: int, *, snapshot: str | None = None
+    path: str,
+    pool: pool_module.Pool,
+    name: str,
+    data_size: int,
+    *,
+    snapshot: str | None = None,
+    accept_damage: bool = False,
 ) -> str:
     """Make a device that stands on nothing, with the content of another image, and return the path
     of its image.
 
     :param snapshot: what to copy; also while somebody writes to the image.  None: its present state
+    :param accept_damage: also if it is known to be damaged, as it is
     :raises: as :func:`on_base`
     """
     with staging.building(pool, name) as part:
@@ -133,7 +140,9 @@ def copy(
             pool.check_room(info_block.OFFSET + data_size)
             staging.reserve(pool, name, thin=provisioned.whole_size(info_block.OFFSET + data_size))
         if source.offset == info_block.OFFSET:
-            image.convert(path, image.FORMAT, part, snapshot=snapshot)
+            image.convert(
+                path, image.FORMAT, part, snapshot=snapshot, accept_damage=accept_damage
+            )
             device.grow(part, data_size)
         else:
             _copy_data(path, source, snapshot, part, data_size)

@@ -177,8 +177,13 @@ def _leaks(item: pool_module.ListedImage) -> Iterator[Finding]:
         if image_locks.is_in_use(item.path):
             return  # it is looked at when that ends
         result = image.check(item.path, force_share=True)
-        if result.leaks and not result.corrupted and not image_locks.is_in_use(item.path):
-            yield Finding(Kind.LEAK, item.path, 0, f'{result.leaks} slabs belong to nothing')
+        if result.leaks and not result.corruptions and not image_locks.is_in_use(item.path):
+            reason = f'{result.leaks} slabs belong to nothing'
+            if result.leaks_doubtful:
+                reason += (
+                    f'; {result.leaks_doubtful} of them may be data: see pcowctl image check'
+                )
+            yield Finding(Kind.LEAK, item.path, 0, reason)
     except (exception.PcowError, OSError) as e:
         LOG.debug('%s is not looked at: %s', item.path, e)  # deleted meanwhile, for instance
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """pcow-img: checksums of data that is final, and damage of it."""
 
+import fcntl
+import os
+import struct
 import time
 
 from tests.functional import images
@@ -84,6 +87,17 @@ class ChecksumTest(images.ImageTestCase):
         # a server goes on, and so does what is taken of it
         self.img('create', '-q', '-b', 'a.pcow', 'server.pcow')
         self.img('convert', '-q', '-O', 'raw', 'server.pcow', 'new')
+
+    def test_convert_without_a_lock(self):
+        self.img('seal', '-q', '--checksums', 'a.pcow')
+        with self.path('a.pcow').open('r+b') as file:
+            lock = struct.pack('hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+            self.img_fails('convert', '-O', 'raw', 'a.pcow', 'no', message='a.pcow')
+            self.img('convert', '-q', '-U', '-O', 'raw', 'a.pcow', 'whole')
+        self.img('compare', '-q', 'a.pcow', '-F', 'raw', 'whole')
+        self.damage()
+        self.img_fails('convert', '-U', '-O', 'raw', 'a.pcow', 'no', message='is damaged')
 
     def test_sealed_without(self):
         self.assertEqual('Image sealed.\n', self.img('seal', 'a.pcow'))

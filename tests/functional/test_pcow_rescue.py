@@ -4,6 +4,7 @@ of the runbook from the damage to the data.
 """
 
 import json
+from pathlib import Path
 import re
 import stat
 
@@ -218,18 +219,71 @@ class RescueTest(images.ImageTestCase):
         for offset in (_OWNERS, _BITMAPS):
             self.top.write_bytes(healthy)
             images.patch(self.top, offset, bytes(4096))
+            # each host crash may leave owner words without their bitmaps there
+            cached = offset == _BITMAPS and self.probe() == 'page-cache'
             for source in (self.top, child):
-                self.img_fails(
-                    *('convert', '-O', 'raw', source, 'out'),
-                    message=r'top\.pcow may have lost .*196608 bytes .* see pcow-img check',
-                )
+                words = ('convert', '-q', '-O', 'raw', source, 'out')
+                if cached:
+                    self.assertRegex(
+                        self.run_program('pcow-img', *words).stderr,
+                        r'warning: .*top\.pcow: .*196608 bytes .* may be lost, or were not flushed',
+                    )
+                    self.path('out').unlink()
+                else:
+                    self.img_fails(
+                        *words,
+                        message=r'top\.pcow may have lost .*196608 bytes .* see pcow-img check'
+                        '.*--accept-damage',
+                    )
             self.assertFalse(self.path('out').exists())
-            self.img_fails('compare', self.top, self.base, message='may have lost', code=2)
+            if not cached:
+                self.img_fails('compare', self.top, self.base, message='may have lost', code=2)
             self.img('convert', '-q', '--accept-damage', '-O', 'raw', self.top, 'out')
             self.assertEqual(b'\xba' * 8 * MIB, self.path('out').read_bytes())
             self.path('out').unlink()
         self.img('check', '-q', '-r', 'leaks', '--accept-loss', self.top)
         self.img('convert', '-q', '-O', 'raw', child, 'out')
+
+    def probe(self) -> str:
+        return self.img_json('probe', self.directory)['persistence']
+
+    def test_copy_on_a_base_that_may_have_lost(self):
+        images.patch(self.top, _OWNERS, bytes(4096))
+        words = ('-O', 'pcow', '-B', 'top.pcow', self.base, 'out.pcow')
+        self.img_fails('convert', *words, message=r'top\.pcow may have lost .*--accept-damage')
+        self.img('convert', '-q', '--accept-damage', *words)
+        self.io('out.pcow', 'read -P 0xba 0 8M')
+
+    def kill_after(self, path: Path, *commands: str) -> None:
+        """pcow-io, when it has done these."""
+        process = self.start('pcow-io', '--no-map', path)
+        for command in (*commands, 'read 0 4k'):
+            process.stdin.write(f'{command}\n')
+        while 'read' not in process.stdout.readline():
+            pass
+        process.kill()
+        process.wait()
+
+    def test_what_a_killed_writer_had_set_free(self):
+        """It keeps its blocks, and no owner word says whose it was: a leak, and no lost data."""
+        for mirror in ('off', 'on'):
+            for commands in (
+                ('snapshot revert clean',),
+                ('snapshot create full', 'snapshot revert clean', 'snapshot delete full'),
+            ):
+                path = self.create(f'{mirror}{len(commands)}.pcow', '16M', '-o', f'mirror={mirror}')
+                self.img('snapshot', '-c', 'clean', path)
+                self.kill_after(path, 'write -P 5 0 8M', 'flush', *commands)
+                found = self.img_json('check', path, code=3)
+                self.assertEqual((0, 0), (found['leaks-doubtful'], found['lost-size']), found)
+                self.assertGreaterEqual(found['leaks'], 4)
+                self.assertEqual('', self.img('convert', '-q', '-O', 'raw', path, 'out'))
+                self.assertEqual(bytes(16 * MIB), self.path('out').read_bytes())
+                self.path('out').unlink()
+                self.img('check', '-r', 'leaks', path)
+                self.assert_clean(path)
+                self.io(path, 'read -P 0 0 16M', 'write -P 6 0 8M', 'read -P 6 0 8M')
+                self.assert_clean(path)
 
     def test_files_that_are_none(self):
         rescue = self.path('x.rescue')

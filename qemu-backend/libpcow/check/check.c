@@ -64,7 +64,7 @@ static void count_slabs(struct check *check)
 
 /* From the start: what a pass has found does not count for the next one. */
 static void begin(struct check *check, const struct check_request *request, bool repair, bool tell,
-                  bool found)
+                  bool dropped)
 {
     struct check fresh = {
         .file = check->file,
@@ -72,7 +72,7 @@ static void begin(struct check *check, const struct check_request *request, bool
         .rescue = check->rescue,
         .repair = repair,
         .intended = request->flags & PCOW_CHECK_REPAIR,
-        .found_before = found,
+        .dropped_before = dropped,
         .unlocked = request->flags & PCOW_CHECK_FORCE_SHARE,
         .finding = tell ? request->finding : NULL,
         .loss = tell ? request->loss : NULL,
@@ -93,13 +93,13 @@ static void begin(struct check *check, const struct check_request *request, bool
 static int pass(struct check *check, const struct check_request *request, bool repair, bool tell)
 {
     char suffix[sizeof request->result->rescue_suffix];
-    bool found = request->result->corruptions || request->result->leaks;
+    bool dropped = check->drops_sums;
     int ret;
 
     memcpy(suffix, request->result->rescue_suffix, sizeof suffix);
     memset(request->result, 0, sizeof *request->result);
     memcpy(request->result->rescue_suffix, suffix, sizeof suffix);
-    begin(check, request, repair, tell, found);
+    begin(check, request, repair, tell, dropped);
     ret = run(check);
     count_slabs(check);
     check_tell_losses(check);

@@ -74,7 +74,8 @@ struct check {
     bool ids_uncertain;                   /* next_layer_id was lost and comes from the copy */
     bool slots_uncertain;                 /* the same of layer_slots */
     bool generation_raised;
-    bool found_before;                    /* the pass before the repair has found something */
+    bool drops_sums;                      /* words that checksums of data hang on are stored to */
+    bool dropped_before;                  /* so has the pass before the repair, or would have */
     /* the image was sealed with checksums of all data; until the end, its header says so no more */
     bool all_summed;
 
@@ -172,9 +173,12 @@ int check_end_rescue(struct check *check);
 void check_corruption(struct check *check, bool repairable, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void check_leak(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* A leak, or data that nothing refers to any more. */
-void check_doubtful(struct check *check, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+/*
+ * A leak, or data that nothing refers to any more. unflushed: where the file lies, each host crash
+ * leaves that.
+ */
+void check_doubtful(struct check *check, bool unflushed, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 void check_note(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void check_end_of_findings(struct check *check);
 

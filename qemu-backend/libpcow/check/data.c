@@ -22,13 +22,14 @@
 
 /*
  * A repair that is interrupted has dropped checksums, perhaps, and the next one does not know of
- * them: so the header is the first to stop promising them.
+ * them: so the header is the first to stop promising them. Not if it drops none of what stays owned:
+ * or an interrupted one would end the promise for nothing.
  */
 static int stop_promising(struct check *check)
 {
     uint64_t state = word_value(check->header.state);
 
-    if (!check->repair || !check->found_before || !(state & HEADER_CHECKSUMS))
+    if (!check->repair || !check->dropped_before || !(state & HEADER_CHECKSUMS))
         return 0;
     check->all_summed = true;
     return check_set_header_word(check, offsetof(struct header, state),

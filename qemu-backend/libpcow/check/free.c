@@ -48,18 +48,21 @@ static bool page_is_empty(const struct check *check, uint64_t slab)
 /*
  * A slab with blocks that nobody owns. In a page of the slab table that is empty, though slabs of
  * it have blocks and valid pages, it may be that page that is lost: the pages of such a slab are
- * kept.
+ * kept. Not of one whose bitmap says that it was set free, by a revert or a deletion.
  */
 static int free_blocks(struct check *check, uint64_t slab)
 {
     static const struct owner nobody = {.kind = OWNER_NONE};
     size_t before = check->loss_count;
-    int ret = page_is_empty(check, slab) ? check_lose_slab(check, slab, nobody) : 0;
+    struct page_set bitmap;
+    int ret = check_bitmap(check, slab, &bitmap);
 
+    if (!ret && !bitmap_is_released(bitmap.word) && page_is_empty(check, slab))
+        ret = check_lose_slab(check, slab, nobody);
     if (ret)
         return ret;
     if (check->loss_count > before)
-        check_doubtful(check,
+        check_doubtful(check, false,
                        "file slab %llu has blocks, but no owner, and no more have the slabs beside "
                        "it: what an interrupted operation left, or a page of the slab table was "
                        "lost",

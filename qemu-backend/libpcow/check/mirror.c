@@ -7,6 +7,7 @@
 #include "check/check.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,9 +92,32 @@ static int make_stale(struct check *check, const struct page *page)
                : 0;
 }
 
+/* Pages of data that only the page names, and not its copy: of a page of bitmaps. */
+static unsigned count_more(const struct page *page)
+{
+    const size_t set = sizeof(struct page_set);
+    unsigned more = 0;
+
+    for (size_t at = 0; at < PCOW_PAGE_SIZE && !page->content_is_lost; at += set) {
+        struct page_set valid, known;
+
+        memcpy(&valid, page->content + at, set);
+        memcpy(&known, page->copy + at, set);
+        for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+            valid.word[w] &= ~known.word[w];
+        more += page_set_count(&valid);
+    }
+    return page->number * PCOW_PAGE_SIZE >= BITMAP_OFFSET ? more : 0;
+}
+
+/*
+ * The mirror and the checksum have what the writer's memory said: a bit that was wrong there is in
+ * both, and the page may be what is right.
+ */
 static int restore_page(struct check *check, const struct page *page)
 {
-    char held[400];
+    unsigned more = count_more(page);
+    char held[400], outcome[120] = "and nothing is lost";
     int ret = restore(check, page);
 
     /* What it held is told by the copy, which all steps read from now on. */
@@ -101,10 +125,13 @@ static int restore_page(struct check *check, const struct page *page)
         ret = held_by_page(check, page->group, page->number, held, sizeof held);
     if (ret)
         return ret;
+    if (more)
+        snprintf(outcome, sizeof outcome,
+                 "and counts; the page names %u pages of data that it does not", more);
     check_corruption(check, true,
-                     "the %s at byte %llu %s; its mirror is whole, and nothing is lost%s%s",
+                     "the %s at byte %llu %s; its mirror is whole, %s%s%s",
                      mirror_page_name(page->number), (unsigned long long)offset_of(page),
-                     page->content_is_lost ? "cannot be read" : "is damaged",
+                     page->content_is_lost ? "cannot be read" : "is damaged", outcome,
                      *held ? ": it holds " : "", held);
     return 0;
 }

@@ -61,14 +61,16 @@ void check_leak(struct check *check, const char *format, ...)
     va_end(args);
 }
 
-void check_doubtful(struct check *check, const char *format, ...)
+void check_doubtful(struct check *check, bool unflushed, const char *format, ...)
 {
     va_list args;
 
     check->result->leaks++;
     /* A mirror would have told of a page that is lost, but for one that a writer was changing. */
-    if (check->file.heads < MIRROR_HEADS)
+    if (check->file.heads < MIRROR_HEADS) {
         check->result->leaks_doubtful++;
+        check->result->leaks_unflushed += unflushed;
+    }
     if (check->repair)
         check->result->leaks_fixed++;
     va_start(args, format);
@@ -178,8 +180,20 @@ static int store_error(const struct check *check, int ret, uint64_t offset)
                : 0;
 }
 
+/* As datasum_drop_for(); a slab whose owner word becomes 0 needs no checksum. */
+static void note_dropped(struct check *check, uint64_t offset, size_t length, uint64_t word)
+{
+    uint64_t at = offset % GROUP_SIZE;
+
+    check->drops_sums |= at < PCOW_SLAB_SIZE
+                         && (at + length > BITMAP_OFFSET
+                             || (word && at < LAYER_TABLE_OFFSET
+                                 && at + length > SLAB_TABLE_OFFSET));
+}
+
 int check_store64(struct check *check, uint64_t offset, uint64_t word)
 {
+    note_dropped(check, offset, sizeof word, word);
     return check->repair
                ? store_error(check, file_store64(&check->file, offset, word, false), offset)
                : 0;
@@ -187,6 +201,7 @@ int check_store64(struct check *check, uint64_t offset, uint64_t word)
 
 int check_store(struct check *check, uint64_t offset, const void *from, size_t length)
 {
+    note_dropped(check, offset, length, 1);
     return check->repair
                ? store_error(check, file_store(&check->file, offset, from, length), offset)
                : 0;

@@ -37,12 +37,13 @@ int check_dead_slabs(struct check *check)
 
 /*
  * A slab whose bitmap names no page, and which holds something. A host crash in class page-cache
- * leaves that, where it may keep the owner word of a first store and lose the bitmap; and who knows
- * where the file lay then. Or the bitmap is what was lost. If it holds nothing, no matter: the next
- * store there uses it.
+ * leaves that, where it may keep the owner word of a first store and lose the bitmap. Or the bitmap
+ * is what was lost: in that class nothing tells which. If the slab holds nothing, no matter: the
+ * next store there uses it.
  */
 static int check_empty_slab(struct check *check, struct check_slab *slab)
 {
+    bool cached = check->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE;
     struct page_set pages;
     int ret = check_bitmap(check, slab->slab, &pages);
 
@@ -51,7 +52,7 @@ static int check_empty_slab(struct check *check, struct check_slab *slab)
     check_content(check, slab->slab, &pages);
     if (page_set_empty(&pages))
         return 0;
-    check_doubtful(check,
+    check_doubtful(check, cached,
                    "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
                    "and its bitmap names none: what a host crash left of a first store that was "
                    "not flushed, or the bitmap was lost",

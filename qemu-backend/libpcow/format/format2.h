@@ -244,6 +244,18 @@ static inline struct owner owner_decode(uint64_t word)
     };
 }
 
+/*
+ * What the writer puts in the first two words of the bitmap of a slab that he has set free, behind
+ * the owner word 0: whose it was. To readers the bitmap of such a slab says nothing; but without
+ * this a free slab would look like one whose owner word was lost.
+ */
+#define RELEASED_MARK UINT64_C(0x64657361656c6572)
+
+static inline bool bitmap_is_released(const uint64_t *words)
+{
+    return words[0] == RELEASED_MARK && words[1] && word_is_valid(words[1]);
+}
+
 /* File offsets of the metadata of file slab p. */
 static inline uint64_t slab_group_offset(uint64_t slab)
 {

@@ -391,6 +391,6 @@ int file_put_on_medium(struct file *file, const void *where, size_t length, uint
         ret = file_check_since(file, since);
     /* It was stored, and whoever asked for that takes it for not done. */
     if (ret)
-        __atomic_store_n(&file->unsure, true, __ATOMIC_RELAXED);
+        file_become_unsure(file);
     return ret;
 }

@@ -49,11 +49,16 @@ struct file {
      * more, than the file. Atomic
      */
     bool unsure;
-    /* see mirror_tell() */
-    struct { uint64_t pages, first; bool unsure; } overwritten;
+    /* see mirror_tell(); checksums: those of pages that were made anew */
+    struct { uint64_t pages, first, checksums; bool unsure; } overwritten;
     /* one bit a slab that may have a checksum of its data; NULL: none has; see datasum.h */
     uint64_t *summed;
 };
+
+static inline void file_become_unsure(struct file *file)
+{
+    __atomic_store_n(&file->unsure, true, __ATOMIC_RELAXED);
+}
 
 enum file_open_flags {
     FILE_WRITE = 1 << 0,

@@ -93,7 +93,8 @@ static bool description_fits(const struct layer *layer, const struct layer_recor
 {
     return record->crc == layer_record_crc(record) && record->date_seconds == layer->date_seconds
            && record->date_nanoseconds == layer->date_nanoseconds
-           && memcmp(record->name, layer->name, sizeof record->name) == 0;
+           /* Memory ends it where it must end, and what lies behind its end says nothing. */
+           && strncmp(record->name, layer->name, sizeof record->name - 1) == 0;
 }
 
 /* Those of the active layer are not looked at by anybody. */

@@ -2,6 +2,7 @@
 #include "image/mirror.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -177,7 +178,8 @@ static void note_overwritten(struct file *file, uint64_t offset)
  * Puts what is known in the place of what a page holds. Proof that this is what was stored: each
  * word of metadata that counts is changed in memory when its store has succeeded, and by nobody
  * else; no store has failed (*unsure*), and none is under way. If one has, nothing tells which of
- * both is right: -EIO, and the page stays stale.
+ * both is right: -EIO, and the page stays stale. A page that the kernel could not write it may drop
+ * and read again: then nobody has overwritten it, and the caller writes it anew.
  */
 static int take_known(struct file *file, const struct mirror_known *known, uint64_t group,
                       unsigned page, uint64_t content[PCOW_PAGE_SIZE / sizeof(uint64_t)],
@@ -194,6 +196,10 @@ static int take_known(struct file *file, const struct mirror_known *known, uint6
         return 0;
     if (!ret && __atomic_load_n(&file->unsure, __ATOMIC_RELAXED))
         ret = -EIO;
+    if (!ret && may_be_lost(file)) {
+        *overwritten = false;
+        return 0;
+    }
     note_overwritten(file, offset);
     file->overwritten.unsure |= ret != 0;
     return ret;
@@ -225,7 +231,7 @@ static int copy_page(struct file *file, const struct mirror_known *known, uint64
 /*
  * Is a page to be copied? All that are stale: another process may have marked some (a snapshot was
  * pinned). And all that we have marked: what else their words say somebody has put there, and the
- * older copy would be taken for right.
+ * older copy would be taken for right. With the new checksum that is put right.
  */
 static bool is_to_be_copied(struct file *file, uint64_t group, unsigned page, uint64_t word)
 {
@@ -236,7 +242,7 @@ static bool is_to_be_copied(struct file *file, uint64_t group, unsigned page, ui
     if (stale || !mirror_is_marked(file, group * (GROUP_SIZE / PCOW_PAGE_SIZE) + page))
         return stale;
     if (!may_be_lost(file))
-        note_overwritten(file, mirror_offset(group, CHECKSUMS_PAGE));
+        file->overwritten.checksums++;
     return true;
 }
 
@@ -374,26 +380,29 @@ int mirror_sync(struct file *file, const struct mirror_known *known)
 int mirror_tell(const struct file *file, struct pcow_error *error)
 {
     uint64_t first = file->overwritten.first;
-    bool checksums = first / PCOW_SLAB_SIZE % SLABS_PER_GROUP == 1;
+    char checksums[80] = "";
 
+    /* Checksums alone are right by now, and nobody has to do anything. */
     if (!file->overwritten.pages)
         return 0;
+    if (file->overwritten.checksums)
+        snprintf(checksums, sizeof checksums, "; %llu checksums as well, which were put right",
+                 (unsigned long long)file->overwritten.checksums);
     return error_set(error, -EBADMSG,
                      "%s: %llu page%s of its metadata %s not what was stored there, the first one "
                      "(%s) at byte %llu: somebody else has written to the file while it was open; "
-                     "%s",
+                     "%s%s",
                      file->path, (unsigned long long)file->overwritten.pages,
                      file->overwritten.pages == 1 ? "" : "s",
                      file->overwritten.pages == 1 ? "is" : "are",
-                     checksums ? "of checksums"
-                               : mirror_page_name((unsigned)(first / PCOW_PAGE_SIZE
-                                                             % METADATA_PAGES)),
+                     mirror_page_name((unsigned)(first / PCOW_PAGE_SIZE % METADATA_PAGES)),
                      (unsigned long long)first,
                      file->overwritten.unsure
                          ? "what was there cannot be told, as a store to it has failed as well; "
                            "see pcow-img check"
                          : "pcow-img check tells what they held, and pcow-img check -r all puts "
-                           "them right");
+                           "them right",
+                     checksums);
 }
 
 /* ---- verify ---------------------------------------------------------------------------------- */

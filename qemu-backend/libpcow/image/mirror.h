@@ -79,7 +79,10 @@ struct mirror_known {
 int mirror_sync(struct file *file, const struct mirror_known *known);
 /* The same for who has the tree, and keeps it. */
 int mirror_sync_alone(struct file *file, const struct mirror_known *known);
-/* Were pages found that somebody else has overwritten? 0, or -EBADMSG with a sentence. */
+/*
+ * Were pages found that somebody else has overwritten? 0, or -EBADMSG with a sentence. Not for
+ * checksums alone: those that were overwritten are right by then.
+ */
 int mirror_tell(const struct file *file, struct pcow_error *error);
 
 /* May words of this page of checksums be older than what they are of? Also if that is damaged. */

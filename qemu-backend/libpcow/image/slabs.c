@@ -335,8 +335,12 @@ static void restore_owners(struct pcow_image *image, uint64_t from, uint64_t to)
         uint64_t *where =
             owner.kind != OWNER_NONE ? table_address(image, p, owner_offset(p)) : NULL;
 
-        if (where && *where != word)
-            file_store64_at(&image->file, where, owner_offset(p), word, true);
+        /* The file says that it is free, or may. */
+        if (owner.kind != OWNER_NONE && !where)
+            file_become_unsure(&image->file);
+        if (where && *where != word
+            && file_store64_at(&image->file, where, owner_offset(p), word, true))
+            file_become_unsure(&image->file);
     }
 }
 
@@ -360,6 +364,25 @@ static int drop_checksums(struct pcow_image *image, uint64_t first, uint64_t end
     return ret ? ret : datasum_settle(&image->file, first, end);
 }
 
+/*
+ * Says in the bitmap of a slab, the owner word of which is 0 on the medium, whose it was: after a
+ * kill its blocks are a mere leak then, see check/free.c. A help only: without it they are doubtful.
+ */
+static void mark_released(struct pcow_image *image, uint64_t slab)
+{
+    const struct slab owner = slab_peek(image, slab);
+    const struct page_set mark = {
+        {RELEASED_MARK,
+         owner_encode((struct owner){(enum owner_kind)owner.kind, owner.layer, owner.number})}};
+    struct page_set *where = table_address(image, slab, bitmap_offset(slab));
+
+    if (!where)
+        return;
+    persist_bytes(&image->file.persist, where, &mark, sizeof mark);
+    if (image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE)
+        persist_range(&image->file.persist, where, sizeof mark);
+}
+
 /* The slabs [first, end) of one group, whose owner words lie together. */
 static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end,
                             slab_condition *condition, const void *opaque, slab_hold *hold)
@@ -381,8 +404,10 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
     if (ret)
         restore_owners(image, from, to);
     for (uint64_t p = from; p < to && ret == 0; p++)
-        if (fulfils(image, p, condition, opaque))
+        if (fulfils(image, p, condition, opaque)) {
+            mark_released(image, p);
             set_free(image, p, hold);
+        }
     return ret;
 }
 

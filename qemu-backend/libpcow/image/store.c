@@ -28,32 +28,28 @@ int file_store64_at(struct file *file, uint64_t *where, uint64_t offset, uint64_
     return ret;
 }
 
-/* Of a range that has its blocks. */
-static void *address_of(struct file *file, uint64_t offset, size_t length)
+/* Who changes several things may have gone on to the next one in memory. */
+static void *fail_to_store(struct file *file, int ret)
 {
-    void *where = file_address(file, offset);
-    int ret = where ? file_prepare_store(file, where, NULL, offset, length) : 0;
-
-    if (ret)
-        errno = -ret;
-    return ret ? NULL : where;
+    file_become_unsure(file);
+    errno = -ret;
+    return NULL;
 }
 
 static void *address_to_store(struct file *file, uint64_t offset, size_t length)
 {
+    void *where;
     int ret = file_allocate_metadata(file, offset, length);
 
     if (!ret)
         ret = mirror_mark(file, offset, length);
     if (!ret && file->summed)
         ret = datasum_drop_for(file, offset, length);
-    if (ret) {
-        /* Who changes several things may have gone on to the next one in memory. */
-        __atomic_store_n(&file->unsure, true, __ATOMIC_RELAXED);
-        errno = -ret;
-        return NULL;
-    }
-    return address_of(file, offset, length);
+    if (ret)
+        return fail_to_store(file, ret);
+    where = file_address(file, offset);
+    ret = where ? file_prepare_store(file, where, NULL, offset, length) : -errno;
+    return ret ? fail_to_store(file, ret) : where;
 }
 
 int file_store64(struct file *file, uint64_t offset, uint64_t value, bool lazily)
@@ -78,9 +74,13 @@ int file_touch(struct file *file, uint64_t offset)
 int file_sync_range(struct file *file, uint64_t offset, size_t length, uint64_t since)
 {
     void *where = file_address(file, offset);
+    int ret = -errno;
 
-    if (!where)
-        return -errno;
+    /* It was stored, and whoever asked for that takes it for not done. */
+    if (!where) {
+        file_become_unsure(file);
+        return ret;
+    }
     return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
                ? file_put_on_medium(file, where, length, since)
                : 0;

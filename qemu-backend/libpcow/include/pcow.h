@@ -644,6 +644,8 @@ struct pcow_check_result {
     uint64_t leaks, leaks_fixed;               /* slabs */
     /* of them those that may hold data: what would tell may be lost, and has no mirror */
     uint64_t leaks_doubtful;
+    /* of those what each host crash leaves where the file lies: what the guest had not flushed */
+    uint64_t leaks_unflushed;
     /*
      * bytes of guest data and VM state that a repair gives up, or would; 0 and PCOW_ESTIMATE: some,
      * and nothing tells how many

@@ -258,6 +258,9 @@ static int add_mirror(struct pcow_image *image, struct pcow_error *error)
         go_back(image, 1);
     else
         ret = store_feature(image, &header);
+    /* What memory knows of the header is not what the file says, from the first store on. */
+    if (ret)
+        file_become_unsure(&image->file);
     if (ret)
         return error_set_errno(error, ret,
                                "cannot give %s a mirror of its metadata; nothing is lost, do it "

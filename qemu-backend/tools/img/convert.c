@@ -79,6 +79,7 @@ static int open_base(const struct convert_request *request, const char *path, st
         .path = path,
         .snapshot = request->base_snapshot,
         .format = format_1 ? FORMAT_PCOW_1 : FORMAT_PCOW,
+        .accept_damage = request->accept_damage,
     };
 
     return source_open(&options, base, error);

@@ -599,6 +599,33 @@ static void test_interrupted_repair(void **state)
     assert_true(step > 5);
 }
 
+/* What is a mere leak costs no checksum, so an interrupted repair of it costs no promise. */
+static void test_interrupted_repair_of_a_leak(void **state)
+{
+    unsigned step = 0;
+    bool killed;
+
+    (void)state;
+    do {
+        struct owner owner;
+        uint64_t slab, last = 0;
+        uint8_t junk = 1;
+
+        unlink(IMAGE);
+        make_image();
+        seal();
+        for (unsigned n = 0; (slab = owned_slab(n, &owner)); n++)
+            last = slab;
+        transfer(&junk, 1, (last + 1) << SLAB_BITS, true);
+        killed = repair_until(step++);
+        repair();
+        assert_int_equal(verify().corruptions, 0);
+        if (!all_had_checksums())
+            fail_msg("killed at step %u: the promise is gone", step - 1);
+    } while (killed);
+    assert_true(step > 2);
+}
+
 static void test_others(void **state)
 {
     pcow_image *image;
@@ -659,6 +686,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_repair_of_a_sealed_image, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_interrupted_repair, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_interrupted_repair_of_a_leak, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_others, scratch_setup, scratch_teardown),
     };
 

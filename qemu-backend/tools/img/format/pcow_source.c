@@ -39,6 +39,32 @@ static void close_image(struct source *source)
 }
 
 /*
+ * Something is lost: or a host crash has left what the guest had not flushed. Only the former is a
+ * reason to refuse an image, or nobody could copy one that is healthy but for the power that went.
+ */
+static int judge(const char *path, const struct pcow_check_result *result,
+                 struct pcow_error *error)
+{
+    char text[128];
+
+    if (!result->losses) {
+        return 0;
+    }
+    losses_text(result, text, sizeof(text));
+    if (!result->corruptions && result->leaks_doubtful == result->leaks_unflushed) {
+        report("warning: %s: %s may be lost, or were not flushed when the host crashed; see "
+               "pcow-img check",
+               path, text);
+        return 0;
+    }
+    return fail(error, -EBADMSG,
+                "%s may have lost %s, which would be read as if it had never been written; see "
+                "pcow-img check: repair it, put a whole copy in its place, or copy it as it is "
+                "with convert --accept-damage",
+                path, text);
+}
+
+/*
  * An image without a mirror opens although its bitmaps or its slab table are lost: what they told
  * of would be read as the base's bytes or as zeros. Beside a writer nothing can be said of that.
  */
@@ -47,7 +73,6 @@ static int look_for_losses(pcow_image *image, struct pcow_error *error)
     struct pcow_check_result result;
     struct pcow_info info;
     struct pcow_error busy;
-    char text[128];
     int r = 0;
 
     for (; image && !r; image = pcow_base(image)) {
@@ -60,11 +85,8 @@ static int look_for_losses(pcow_image *image, struct pcow_error *error)
             r = 0;
         } else if (r) {
             *error = busy;
-        } else if (result.losses) {
-            r = fail(error, -EBADMSG,
-                     "%s may have lost %s, which would be read as if it had never been written; "
-                     "see pcow-img check: repair it, or put a whole copy in its place",
-                     pcow_path(image), losses_text(&result, text, sizeof(text)));
+        } else {
+            r = judge(pcow_path(image), &result, error);
         }
     }
     return r;
@@ -80,8 +102,10 @@ static void keep_first(void *opaque, enum pcow_finding_kind kind, const char *me
 }
 
 /* Of a sealed image, which nobody changes meanwhile. */
-static int compare_data(pcow_image *image, const char *path, struct pcow_error *error)
+static int compare_data(pcow_image *image, const struct source_options *options,
+                        struct pcow_error *error)
 {
+    const unsigned flags = options->force_share ? PCOW_CHECK_FORCE_SHARE : 0;
     char first[sizeof(error->message)] = "";
     struct pcow_data_result result;
     struct pcow_info info;
@@ -91,12 +115,12 @@ static int compare_data(pcow_image *image, const char *path, struct pcow_error *
     if (info.format == 1 || !info.sealed || !info.mirror) {
         return 0;
     }
-    r = pcow_check_data(path, 0, keep_first, NULL, first, &result, error);
+    r = pcow_check_data(options->path, flags, keep_first, NULL, first, &result, error);
     if (!r && result.corruptions) {
         r = fail(error, -EBADMSG,
                  "%s is damaged: %.300s; put a whole copy in its place (pcow-img check --data "
                  "tells all of it), or copy it as it is with --accept-damage",
-                 path, first);
+                 options->path, first);
     }
     return r;
 }
@@ -109,7 +133,7 @@ static int look(const struct source_options *options, pcow_image *image, struct 
         r = look_for_losses(image, error);
     }
     if (!r && !options->accept_damage && options->compare_data) {
-        r = compare_data(image, options->path, error);
+        r = compare_data(image, options, error);
     }
     return r;
 }
