@@ -17,9 +17,9 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import stat
-import tempfile
 import time
 
 from oslo_log import log as logging
@@ -31,7 +31,9 @@ from pcow_driver.common import units
 
 LOG = logging.getLogger(__name__)
 
-_NAME = re.compile(r'pcow-(?P<purpose>[a-z]+)-[A-Za-z0-9_]{8}')  # as tempfile makes them
+_NAME = re.compile(
+    r'pcow-(?P<purpose>[a-z]+)-[A-Za-z0-9_]{8}'
+)  # as earlier versions drew them, too
 _MIN_AGE = 3600  # seconds since the last write
 # the purpose that leaves processes and a mount as well: see :func:`nbd.discard`
 EXPORT = 'nbd'
@@ -97,9 +99,7 @@ def errors() -> Iterator[None]:
 
 def _make(prefix: str) -> tuple[str, int]:
     """Nobody takes it for a left one meanwhile: it is new."""
-    place = os.path.realpath(str(conf.CONF.pcow.conversion_dir))
-    descriptors.check_for_root(os.path.join(place, prefix))
-    path = tempfile.mkdtemp(prefix=prefix, dir=place)
+    path = _make_new(os.path.realpath(str(conf.CONF.pcow.conversion_dir)), prefix)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -108,6 +108,22 @@ def _make(prefix: str) -> tuple[str, int]:
         os.rmdir(path)
         raise
     return path, descriptor
+
+
+def _make_new(place: str, prefix: str) -> str:
+    """Nobody knows its name before: where all may make directories, one that was made under it
+    would stop root.
+
+    :raises PathRefused: this is root, and others could exchange it
+    """
+    while True:
+        path = os.path.join(place, f'{prefix}{secrets.token_hex(4)}')
+        descriptors.check_for_root(path)
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            continue
+        return path
 
 
 def _lock(path: str) -> int | None:

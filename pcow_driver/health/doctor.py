@@ -392,6 +392,7 @@ _OF_THE_HOOK = {
     '{urn:pcow:domain}ram': 'guest RAM would be on no image (pcowctl domain-xml --ram)',
     'urn:pcow:domain-disks': 'no image would be served as a disk (pcowctl domain-xml --bus virtio)',
     'directory_of': 'it opens to a guest what a link of a service leads to',
+    'trusted.pcow.ram': 'it tells the RAM of a guest by an ACL entry, which another image may have',
 }
 # What earlier versions of etc/libvirt/bin/qemu-img left out, by a word that is in later ones.
 _LEFT_OUT = {

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libvirt hook: real files and ACLs.  With a real chain: tests/functional/test_pcowctl.py."""
 
+from collections.abc import Iterator
+import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -172,7 +175,7 @@ class BasesTest(base.TestCase):
         for call in (
             lambda: hook.bases(program, image),
             lambda: hook.real(image),
-            lambda: hook.grant_ram(image, NOBODY),
+            lambda: hook.grant_ram(image, NOBODY, UUID),
             lambda: hook.rules([], [image]),
         ):
             self.assertIn('is a link of user 65534', str(self.assertRaises(hook.HookError, call)))
@@ -287,9 +290,24 @@ class GrantTest(base.TestCase):
 
 
 RAM = """<domain id='7'><name>shortened-name</name>
+<uuid>6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6</uuid>
 <metadata><ram xmlns='urn:pcow:domain' path='{}'/></metadata>
 <memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>
 <cpu><numa><cell id='0' memory='8192'/>{}</numa></cpu>{}</domain>"""
+
+
+@contextlib.contextmanager
+def no_marks() -> Iterator[None]:
+    """A file system that has no attributes of root."""
+
+    def refuse(file: int, name: str, value: bytes = b'') -> None:
+        if name == hook.MARK:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        setxattr(file, name, value)
+
+    setxattr = os.setxattr
+    with mock.patch.object(os, 'setxattr', refuse), mock.patch.object(os, 'removexattr', refuse):
+        yield
 
 
 class RamTest(base.TestCase):
@@ -312,7 +330,7 @@ class RamTest(base.TestCase):
         return RAM.format(self.path, cells, devices)
 
     def _link(self, xml: str) -> None:
-        hook.grant_ram(self.path, NOBODY)
+        hook.grant_ram(self.path, NOBODY, UUID)
         self._link_alone(xml)
 
     def _link_alone(self, xml: str) -> None:
@@ -335,7 +353,7 @@ class RamTest(base.TestCase):
     def test_one_user_may_write_as_long_as_his_guest_runs(self) -> None:
         for mode in (0o600, 0o640):
             os.chmod(self.path, mode)
-            hook.grant_ram(self.path, NOBODY)
+            hook.grant_ram(self.path, NOBODY, UUID)
             fd = os.open(self.path, os.O_RDONLY)
             self.addCleanup(os.close, fd)
             acl = hook.read_acl(fd)
@@ -347,27 +365,27 @@ class RamTest(base.TestCase):
             self.assertEqual(mode, stat.S_IMODE(os.stat(self.path).st_mode))
 
     def test_who_may_already(self) -> None:
-        hook.grant_ram(self.path, pwd.getpwuid(os.getuid()))
+        hook.grant_ram(self.path, pwd.getpwuid(os.getuid()), UUID)
         self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
 
     def test_no_other_file_is_opened_to_anybody(self) -> None:
         link = str(self.directory / 'link.pcow')
         os.symlink(self.path, link)
         for path in (link, str(self.directory), str(self.directory / 'missing.pcow')):
-            self.assertRaises(hook.HookError, hook.grant_ram, path, NOBODY)
+            self.assertRaises(hook.HookError, hook.grant_ram, path, NOBODY, UUID)
             hook.revoke_ram(path, NOBODY)
         self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
 
     def test_not_with_selinux(self) -> None:
         self.useFixture(fixtures.MockPatchObject(hook, 'SELINUX_ENABLED', str(self.directory)))
-        self.assertRaises(hook.HookError, hook.grant_ram, self.path, NOBODY)
+        self.assertRaises(hook.HookError, hook.grant_ram, self.path, NOBODY, UUID)
 
     def test_no_other_file_becomes_it(self) -> None:
         """Who may write to the pool puts it there, before or after QEMU's user was let in."""
         (self.memory / '7-shortened-name').mkdir()
         error = self.assertRaises(hook.HookError, self._link_alone, self._xml())
         self.assertIn('another file was there', str(error))
-        hook.grant_ram(self.path, NOBODY)
+        hook.grant_ram(self.path, NOBODY, UUID)
         os.rename(self.path, f'{self.path}.moved')
         make_image(Path(self.path), UUID)
         self.assertRaises(hook.HookError, self._link_alone, self._xml())
@@ -377,10 +395,48 @@ class RamTest(base.TestCase):
             make_image,
         ):
             write(Path(self.path))
-            self.assertRaises(hook.HookError, hook.grant_ram, self.path, NOBODY)
+            self.assertRaises(hook.HookError, hook.grant_ram, self.path, NOBODY, UUID)
             self.assertRaises(hook.HookError, self._link_alone, self._xml())
         self.assertRaises(OSError, os.getxattr, self.path, hook.ACL_NAME)
         self.assertEqual([], os.listdir(self.memory / '7-shortened-name'))
+
+    def test_entry_that_was_there_before(self) -> None:
+        """A default ACL of the pool's directory, for instance, gives more than the hook does."""
+        (self.memory / '7-shortened-name').mkdir()
+        fd = os.open(self.path, os.O_RDONLY)
+        self.addCleanup(os.close, fd)
+        acl = hook._with_entry(hook.read_acl(fd), NOBODY, 7)
+        for marks in (True, False):
+            hook.write_acl(fd, acl)
+            with contextlib.nullcontext() if marks else no_marks():
+                self._link(self._xml())
+                hook.revoke_ram(self.path, NOBODY)
+
+    def test_an_entry_is_no_identity(self) -> None:
+        """Another image of the pool may have one, and have been opened for another domain."""
+        (self.memory / '7-shortened-name').mkdir()
+        for domain in (UUID, hook.NO_UUID):
+            os.rename(self.path, f'{self.path}.prepared')
+            make_image(Path(self.path), UUID)
+            hook.grant_ram(self.path, NOBODY, domain)
+            if domain == UUID:
+                os.removexattr(self.path, hook.MARK)
+            error = self.assertRaises(hook.HookError, self._link_alone, self._xml())
+            self.assertIn('another file was there', str(error))
+
+    def test_mark_is_for_one_start(self) -> None:
+        (self.memory / '7-shortened-name').mkdir()
+        self._link(self._xml())
+        self.assertRaises(hook.HookError, self._link_alone, self._xml())
+        hook.grant_ram(self.path, NOBODY, UUID)
+        hook.revoke_ram(self.path, NOBODY)
+        self.assertRaises(OSError, os.getxattr, self.path, hook.MARK)
+
+    def test_no_other_file_where_none_can_be_marked(self) -> None:
+        (self.memory / '7-shortened-name').mkdir()
+        with no_marks():
+            self.assertRaises(hook.HookError, self._link_alone, self._xml())
+            self._link(self._xml())
 
     def test_link(self) -> None:
         (self.memory / '7-shortened-na').mkdir()

@@ -6,9 +6,11 @@ sockets of its own.
 import functools
 import os
 from pathlib import Path
+import secrets
 import socket
 import stat
 import threading
+from unittest import mock
 
 from pcow_driver.common import exception
 from pcow_driver.common import users
@@ -197,6 +199,19 @@ class StopTest(base.TestCase):
         place.chmod(0o1777)
         with workspace.directory('nbd') as made:
             self.assertEqual(str(place), os.path.dirname(made))
+        # what others make there, where everybody may, keeps nobody out
+        for name in ('pcow-nbd-', 'pcow-nbd', 'pcow-template-12345678'):
+            (place / name).mkdir()
+            os.chown(place / name, 65534, 65534)
+        with workspace.directory('nbd') as made:
+            self.assertEqual('nbd', workspace.purpose(made))
+            self.assertEqual(0o700, stat.S_IMODE(os.stat(made).st_mode))
+        # nor does one with the name that was drawn
+        (place / 'pcow-nbd-00000000').mkdir()
+        drawn = ('00000000', '11111111')
+        with mock.patch.object(secrets, 'token_hex', side_effect=drawn):
+            with workspace.directory('nbd') as made:
+                self.assertEqual('pcow-nbd-11111111', os.path.basename(made))
         place.chmod(0o777)
         left = place / 'pcow-template-abcdefgh'
         left.mkdir()

@@ -170,6 +170,8 @@ class HostTest(DoctorTestCase):
         self.one(doctor._check_hook, ADVICE, 'an earlier version', 'domain-xml --ram')
         hook.write_text(text.replace('directory_of', 'dirname'))
         self.one(doctor._check_hook, ADVICE, 'an earlier version', 'a link of a service leads to')
+        hook.write_text(text.replace('trusted.pcow.ram', ''))
+        self.one(doctor._check_hook, ADVICE, 'an earlier version', 'which another image may have')
         hook.write_bytes((base.TOP / 'etc/libvirt/hooks/qemu.d/pcow').read_bytes())
         self.one(doctor._check_hook, OK, str(hook))
 

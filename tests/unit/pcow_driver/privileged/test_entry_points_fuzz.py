@@ -259,7 +259,7 @@ class FuzzTest(base.TestCase):
         """From the start of a guest whose RAM is an image to its end; QEMU's user has the place."""
         conf_file = self.directory / 'qemu.conf'
         conf_file.write_text(f'memory_backing_dir = "{place}"\nuser = "{USER.pw_name}"\n')
-        hook.grant_ram(path, USER)
+        hook.grant_ram(path, USER, hook.NO_UUID)
         try:
             hook.link_ram(HOOK_XML, path, str(conf_file))
         finally:
