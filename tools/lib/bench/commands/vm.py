@@ -330,7 +330,7 @@ def tables(result: dict[str, Any]) -> list[table.Table]:
     for row in result['rows']:
         what = f'{row["memory"]} MiB of RAM, {row["dirty"]} written to'
         rows += [(what, text, *_cells(row, key, 'ms', 1)) for key, text in _TEXT.items()]
-        rows.append((what, 'bytes of VM state', *_cells(row, 'bytes', 'MiB', units.MIB)))
+        rows.append((what, 'bytes of a checkpoint', *_cells(row, 'bytes', 'MiB', units.MIB)))
         rows.append((what, 'a fork takes, idle', *_cells(row, 'own', 'MiB', units.MIB)))
     return [
         table.Table(
