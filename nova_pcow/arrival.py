@@ -27,7 +27,8 @@ class Arrival:
 
 def note(directory: str, found: Arrival) -> None:
     """Durable on return."""
-    durable.replace(os.path.join(directory, _NAME), json.dumps(dataclasses.asdict(found)))
+    told = {'source_host': found.source_host, 'images': [item.told() for item in found.images]}
+    durable.replace(os.path.join(directory, _NAME), json.dumps(told))
 
 
 def noted(directory: str) -> Arrival | None:
@@ -37,7 +38,7 @@ def noted(directory: str) -> Arrival | None:
     except FileNotFoundError:
         return None
     return Arrival(
-        found['source_host'], [migration_module.Transferred(**item) for item in found['images']]
+        found['source_host'], [migration_module.Transferred.of(item) for item in found['images']]
     )
 
 

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 from typing import Any
+from typing import Self
 
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import processutils
@@ -56,6 +57,19 @@ class Transferred:
     base_path: str | None  # of that template on the source
     base_uuid: str | None  # as the image has it
     damaged: bool = False  # already where it comes from
+
+    def told(self) -> dict[str, Any]:
+        """For a host that may have an earlier version: nothing that is not needed."""
+        fields = dataclasses.asdict(self)
+        if not self.damaged:
+            del fields['damaged']
+        return fields
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Self:
+        """Of one that may have a later version."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in told.items() if key in known})
 
 
 def mark(uuid: str, migration: int) -> None:
@@ -237,7 +251,7 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
 
 def pack(disk_info: str, sent: list[Transferred]) -> str:
     """Add what was sent to Nova's list of disks (JSON), which the destination gets."""
-    return json.dumps(json.loads(disk_info) + [{_KEY: dataclasses.asdict(item)} for item in sent])
+    return json.dumps(json.loads(disk_info) + [{_KEY: item.told()} for item in sent])
 
 
 def unpack(disk_info: str) -> tuple[str, list[Transferred]]:
@@ -245,7 +259,7 @@ def unpack(disk_info: str) -> tuple[str, list[Transferred]]:
     disks = json.loads(disk_info)
     return (
         json.dumps([item for item in disks if _KEY not in item]),
-        [Transferred(**item[_KEY]) for item in disks if _KEY in item],
+        [Transferred.of(item[_KEY]) for item in disks if _KEY in item],
     )
 
 

@@ -428,7 +428,7 @@ def _warn_of_damage(uuid: str) -> None:
                     damaged.path,
                     found.findings[0],
                 )
-        except exception.PcowError as e:
+        except (exception.PcowError, OSError) as e:  # it looks at each image of the pool
             LOG.warning('Whether %s stands on damaged data cannot be told: %s', item.path, e)
 
 

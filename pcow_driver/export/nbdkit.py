@@ -181,7 +181,7 @@ def end_process(directory: str, descriptor: int, name: str) -> None:
         # One that is ending has none any more, but still its sockets and the image for a moment; a
         # thread of the kernel never has any.
         arguments = Path(f'/proc/{pid}/cmdline').read_bytes()
-        if arguments and os.fsencode(directory) not in arguments:
+        if arguments and not _names(arguments, directory, name):
             return
         if arguments:
             signal.pidfd_send_signal(process, signal.SIGTERM)
@@ -195,6 +195,26 @@ def end_process(directory: str, descriptor: int, name: str) -> None:
         return  # it has ended meanwhile
     finally:
         os.close(process)
+
+
+def _names(arguments: bytes, directory: str, name: str) -> bool:
+    """Whether these are the arguments of a process that was started for a directory.
+
+    Earlier versions gave it the path as they got it. Of a relative one only the end can be
+    compared: in the background nbdkit is in the root directory.
+    """
+    own = [os.path.join(directory, file) for file in (SOCKET, f'{name}.pid')]
+    for argument in os.fsdecode(arguments).split('\0'):
+        path = os.path.normpath(argument)
+        if path in own:
+            return True
+        tail = path
+        while tail.startswith('../'):
+            tail = tail.removeprefix('../')
+        if '/' in tail and not os.path.isabs(path):
+            if any(item.endswith(f'/{tail}') for item in own):
+                return True
+    return False
 
 
 def _read_pid(directory: int, name: str) -> int | None:

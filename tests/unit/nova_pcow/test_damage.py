@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import errno
 import os
+from unittest import mock
 
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
@@ -8,6 +10,7 @@ from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
+from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from pcow_driver.pools import scrubs
 from tests.unit.pcow_driver import base
@@ -48,3 +51,16 @@ class DamageTest(base.TestCase):
             exception.ImageDamaged, self.pool.create_image, 'c', base=own.name
         )
         self.assertIn('template.pcow', str(error))
+
+    def test_start_of_what_cannot_be_told(self) -> None:
+        """A warning keeps no server off."""
+        for error in (
+            OSError(errno.EIO, 'Input/output error'),
+            exception.ImageNotFound(path='/x.pcow'),
+        ):
+            with (
+                mock.patch.object(pool_module.Pool, 'known_damage', side_effect=error),
+                self.assertLogs('nova_pcow.storage', 'WARNING') as log,
+            ):
+                self.assertEqual(1, len(storage.nvdimms(_UUID, _FLAVOR)))
+            self.assertIn(f'cannot be told: {error}', log.output[0])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import json
 import os
 from pathlib import Path
 import shutil
@@ -13,6 +14,7 @@ from unittest import mock
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import processutils
 
+from nova_pcow import arrival
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
 from nova_pcow import inventory
@@ -225,6 +227,25 @@ class MigrationTest(base.TestCase):
             self.assertRaises(exception.ToolFailed, migration.mark, _UUID, 7)
         self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
         self.check_contents()
+
+    def test_hosts_of_other_versions(self) -> None:
+        """They are upgraded one after another, and sometimes back."""
+        first = {'role', 'path', 'base', 'base_path', 'base_uuid'}  # that each version knows
+        plain = migration.Transferred('root', '/x/root.pcow', None, None, None)
+        damaged = dataclasses.replace(plain, role='data0', damaged=True)
+        arrived = arrival.Arrival('source', [plain, damaged])
+        arrival.note(str(self.instance), arrived)
+        note = self.instance / 'pcow-arrived.json'
+        packed = json.loads(migration.pack('[]', [plain, damaged]))
+        noted = json.loads(note.read_text())
+        for one, other in ([item['pcow'] for item in packed], noted['images']):
+            self.assertEqual(first, set(one))
+            self.assertEqual(first | {'damaged'}, set(other))
+            one['later'] = 'unknown here'
+        self.assertEqual([plain, damaged], migration.unpack(json.dumps(packed))[1])
+        note.write_text(json.dumps(noted | {'later': 1}))
+        self.assertEqual(arrived, arrival.noted(str(self.instance)))
+        note.unlink()
 
     def move(self, template: object) -> None:
         sent = migration.send(_UUID, str(self.instance), None)

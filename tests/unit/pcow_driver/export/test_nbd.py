@@ -7,9 +7,13 @@ import functools
 import os
 from pathlib import Path
 import secrets
+import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
+import time
 from unittest import mock
 
 from pcow_driver.common import exception
@@ -30,6 +34,7 @@ _NAMES = (
     'nbdfuse.pid',
     'nbdfuse.log',
 )
+_SLEEPS = 'import time; time.sleep(60)'
 
 
 class StopTest(base.TestCase):
@@ -134,6 +139,46 @@ class StopTest(base.TestCase):
             (self.export / 'nbdkit.pid').write_text(text)
             nbd.stop(str(self.export))
             self.export.mkdir(0o700)
+
+    def _stop_beside(self, place: str) -> int | None:
+        """End the export while the process of its pid file has these paths among its arguments.
+
+        :returns: its exit code; None: it still runs
+        """
+        self.export.mkdir(0o700, exist_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, '-c', _SLEEPS, '-U', f'{place}/socket', '-P', f'{place}/nbdkit.pid'],
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            while not Path(f'/proc/{process.pid}/cmdline').read_bytes():
+                time.sleep(0.01)  # it has no arguments yet
+            (self.export / 'nbdkit.pid').write_text(str(process.pid))
+            nbd.stop(str(self.export))
+            self.assertFalse(self.export.exists())
+            return process.poll()
+        finally:
+            process.kill()
+            process.wait()
+
+    def test_process_that_an_earlier_version_has_started(self) -> None:
+        """With the path as it was given; nbdkit in the background is in / whatever that was."""
+        parent, export = self.directory.name, str(self.export)
+        for place in (
+            export,
+            f'{export}/',
+            f'{self.directory}//./export/.',
+            f'{export}/../export',
+            'export',
+            f'./{parent}/export/',
+            f'../../{parent}/export',
+        ):
+            self.assertEqual(-signal.SIGTERM, self._stop_beside(place), place)
+
+    def test_process_of_another_export(self) -> None:
+        """It has the number of the one that has ended."""
+        for place in (f'{self.export}2', f'{self.export}/x', '/x/export', 'port', 'x/export', '.'):
+            self.assertIsNone(self._stop_beside(place), place)
 
     def test_root_goes_through_no_link_of_a_service(self) -> None:
         """Behind it is a directory of root's, which has the names of an export."""
