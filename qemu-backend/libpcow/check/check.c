@@ -167,6 +167,11 @@ static int mend(struct check *check, const struct check_request *request)
 
     if (ret)
         return ret;
+    /*
+     * To the end of the metadata, where it was cut inside of it: slabs of data shall not lie in the
+     * file again, with zeros in them, before it is dropped that they held something.
+     */
+    check->file.grows_exactly = true;
     /* Readers of a snapshot do not hold the image, and what is repaired may be moved. */
     ret = lock_everything(&check->file, request->error);
     if (!ret)

@@ -116,7 +116,9 @@ int file_grow(struct file *file, uint64_t size)
             nanosleep(&moment, NULL);  /* who holds it may have a lower priority than who waits */
     }
     if (size > __atomic_load_n(&file->size, __ATOMIC_ACQUIRE)) {
-        size = (size + GROW_STEP - 1) / GROW_STEP * GROW_STEP;
+        uint64_t step = file->grows_exactly ? PCOW_SLAB_SIZE : GROW_STEP;
+
+        size = (size + step - 1) / step * step;
         /*
          * Under the claim only: two ftruncate() calls in the wrong order would cut off slabs in
          * use.

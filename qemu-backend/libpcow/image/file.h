@@ -49,6 +49,8 @@ struct file {
      * more, than the file. Atomic
      */
     bool unsure;
+    /* by no more than is asked for: the end of a file that was cut short tells what is missing */
+    bool grows_exactly;
     /* see mirror_tell(); checksums: those of pages that were made anew */
     struct { uint64_t pages, first, checksums; bool unsure; } overwritten;
     /* one bit a slab that may have a checksum of its data; NULL: none has; see datasum.h */
