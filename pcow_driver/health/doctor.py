@@ -38,6 +38,7 @@ APPARMOR_ENABLED = '/sys/module/apparmor/parameters/enabled'
 APPARMOR_PROFILES = '/etc/apparmor.d/libvirt'
 SELINUX_ENABLED = '/sys/fs/selinux'
 APPARMOR_LOCAL = '/etc/apparmor.d/local'
+_MOST_LINKS = 40  # that the hook follows
 
 
 def diagnose() -> list[Finding]:
@@ -363,6 +364,52 @@ def _check_hook() -> Iterator[Finding]:
         yield Finding(check, OK, HOOK)
 
 
+def _check_links_to_pools() -> Iterator[Finding]:
+    """A domain names images by the path of their pool, which the hook goes step by step."""
+    try:
+        entries = registry.PoolRegistry().list()
+    except exception.PcowError:
+        return  # the check of the pools says so
+    for entry in entries:
+        found = _link_of_somebody(entry.path)
+        if found is None:
+            continue
+        link, owner = found
+        yield Finding(
+            f'pool {entry.name}',
+            ADVICE,
+            f'{link} on the way to {entry.path} is a link of user {owner}',
+            (
+                "the libvirt hook follows links of root alone, and domains on images of the pool "
+                f"do not start: let root make the link ('chown -h root {link}') where only root "
+                'may write to the directory that it is in, or name the pool without it'
+            ),
+        )
+
+
+def _link_of_somebody(path: str) -> tuple[str, int] | None:
+    """A link that the hook does not follow, and its owner; None: there is none, as far as this user
+    can go.
+    """
+    place, links, steps = '/', 0, path.split('/')[::-1]
+    while steps:
+        here = os.path.normpath(os.path.join(place, steps.pop()))
+        try:
+            status = os.lstat(here)
+            if stat.S_ISLNK(status.st_mode):
+                links += 1
+                if status.st_uid != 0 or links > _MOST_LINKS:
+                    return here, status.st_uid
+                steps += os.readlink(here).split('/')[::-1]
+                if steps[-1] == '':  # it begins with a slash
+                    place = '/'
+                continue
+        except OSError:
+            return None
+        place = here
+    return None
+
+
 def _qemu_img_of(pid: str) -> str | None:
     """The qemu-img that a process finds in its PATH; '' if it has no PATH, None if that cannot be
     told.
@@ -520,6 +567,7 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _check_pools,
     _check_libvirt,
     _check_hook,
+    _check_links_to_pools,
     _check_snapshots_while_off,
     _check_apparmor,
     separation.check_qemu_group,

@@ -19,6 +19,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.export import nbd
+from pcow_driver.export import nbdkit
 from pcow_driver.export import nbdkit_unit
 from pcow_driver.images import image
 from tests.unit.pcow_driver import base
@@ -181,6 +182,21 @@ class UnitTest(base.TestCase):
     def test_nobody_answers(self) -> None:
         self.systemd.close()
         self.assertRaises(exception.ToolFailed, nbdkit_unit.stop, self.export)
+
+
+class StopTest(base.TestCase):
+    def test_what_does_not_end_costs_no_descriptor(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.addCleanup(ours.close)
+        self.addCleanup(theirs.close)
+        fails = exception.ExportFailed(path=str(self.directory), reason='it does not end')
+        before = os.listdir('/proc/self/fd')
+        with mock.patch.object(nbdkit, 'end', side_effect=fails) as ended:
+            self.assertRaises(
+                exception.ExportFailed, nbdkit_unit._serve, ours, {'stop': str(self.directory)}
+            )
+        ended.assert_called_once()
+        self.assertEqual(len(before), len(os.listdir('/proc/self/fd')))
 
 
 class SocketTest(base.TestCase):

@@ -175,6 +175,31 @@ class HostTest(DoctorTestCase):
         hook.write_bytes((base.TOP / 'etc/libvirt/hooks/qemu.d/pcow').read_bytes())
         self.one(doctor._check_hook, OK, str(hook))
 
+    def test_links_to_pools(self) -> None:
+        """The hook follows those of root alone."""
+        (self.directory / 'data/pools/fast').mkdir(parents=True)
+        nova = self.directory / 'nova'
+        nova.mkdir()
+        (nova / 'pools').symlink_to('../data/./pools')
+        (self.directory / 'top').symlink_to(nova)
+        path = self.directory / 'top/pools/fast'
+        registry.PoolRegistry().create('fast', str(path))
+        self.assertEqual([], list(doctor._check_links_to_pools()))
+        for link, owner in ((nova / 'pools', 65534), (self.directory / 'top', 1)):
+            os.chown(link, owner, 0, follow_symlinks=False)
+            self.one(
+                doctor._check_links_to_pools,
+                ADVICE,
+                f'{link} on the way to {path} is a link of user {owner}',
+                f'links of root alone.*chown -h root {link}',
+            )
+        (nova / 'pools').unlink()
+        (nova / 'pools').symlink_to('pools')
+        os.chown(self.directory / 'top', 0, 0, follow_symlinks=False)
+        self.one(doctor._check_links_to_pools, ADVICE, 'a link of user 0')
+        (nova / 'pools').unlink()
+        self.assertEqual([], list(doctor._check_links_to_pools()))
+
     def test_apparmor(self) -> None:
         local = self.directory / 'local'
         self.substitute('health.doctor.APPARMOR_LOCAL', str(local))
