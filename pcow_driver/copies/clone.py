@@ -140,9 +140,7 @@ def copy(
             pool.check_room(info_block.OFFSET + data_size)
             staging.reserve(pool, name, thin=provisioned.whole_size(info_block.OFFSET + data_size))
         if source.offset == info_block.OFFSET:
-            image.convert(
-                path, image.FORMAT, part, snapshot=snapshot, accept_damage=accept_damage
-            )
+            image.convert(path, image.FORMAT, part, snapshot=snapshot, accept_damage=accept_damage)
             device.grow(part, data_size)
         else:
             _copy_data(path, source, snapshot, part, data_size)

@@ -180,9 +180,7 @@ def _leaks(item: pool_module.ListedImage) -> Iterator[Finding]:
         if result.leaks and not result.corruptions and not image_locks.is_in_use(item.path):
             reason = f'{result.leaks} slabs belong to nothing'
             if result.leaks_doubtful:
-                reason += (
-                    f'; {result.leaks_doubtful} of them may be data: see pcowctl image check'
-                )
+                reason += f'; {result.leaks_doubtful} of them may be data: see pcowctl image check'
             yield Finding(Kind.LEAK, item.path, 0, reason)
     except (exception.PcowError, OSError) as e:
         LOG.debug('%s is not looked at: %s', item.path, e)  # deleted meanwhile, for instance
