@@ -208,16 +208,20 @@ def _dies_without() -> None:
 def _refuses() -> None:
     """Who asks for a directory of somebody else gets an answer, and nothing else."""
     _must('systemctl', 'start', 'pcow-nbd.socket')
-    theirs = _PLACE / 'theirs'
-    theirs.mkdir()
-    shutil.chown(theirs, 'nobody')
-    try:
-        nbdkit_unit.stop(str(theirs))
-    except exception.ToolFailed as e:
-        _expect('no directory of the one who asks' in str(e), e)
-    else:
-        raise machine.Failure('a directory of somebody else was taken')
-    _expect(not list(theirs.iterdir()), 'something was made in the directory of somebody else')
+    for theirs, words in (
+        (Path('/var/lib/theirs'), 'no directory of the one who asks'),
+        # root does not even look at what the service may exchange
+        (_PLACE / 'theirs', 'the directory above it belongs to another user'),
+    ):
+        theirs.mkdir()
+        shutil.chown(theirs, 'nobody')
+        try:
+            nbdkit_unit.stop(str(theirs))
+        except exception.ToolFailed as e:
+            _expect(words in str(e), e)
+        else:
+            raise machine.Failure('a directory of somebody else was taken')
+        _expect(not list(theirs.iterdir()), 'something was made in the directory of somebody else')
     _wait('the units go', lambda: not _units())
 
 
