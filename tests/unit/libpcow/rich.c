@@ -212,3 +212,26 @@ uint64_t rich_behind(const struct rich *rich, uint64_t length)
         bytes += state_lost[id] ? rich->layer[id].state_size : 0;
     return bytes;
 }
+
+void rich_expect_rest(const struct rich *rich, uint64_t length)
+{
+    for (uint64_t slab = 1; slab < rich->slabs; slab++) {
+        const struct owner *owner = &rich->owner[slab];
+        const struct rich_layer *layer = &rich->layer[owner->kind ? owner->layer : 0];
+        pcow_image *image;
+
+        if (owner->kind != OWNER_DATA)
+            continue;
+        MUST(pcow_open(scratch("image.pcow"), 0, layer->name, &image, &error));
+        for (unsigned i = 0; i < PAGES_PER_SLAB; i++) {
+            uint64_t page = (uint64_t)owner->number * PAGES_PER_SLAB + i;
+            uint8_t expected[PCOW_PAGE_SIZE];
+
+            if (!layer->page[page] || (slab << SLAB_BITS) + (i + 1) * PCOW_PAGE_SIZE > length)
+                continue;
+            rich_page(owner->layer, page, expected);
+            assert_reads(image, page * PCOW_PAGE_SIZE, expected, sizeof expected);
+        }
+        pcow_close(image);
+    }
+}

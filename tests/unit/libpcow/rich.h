@@ -50,5 +50,7 @@ uint64_t rich_data(const struct rich *rich);
 uint64_t rich_states(const struct rich *rich);
 /* What of it lies behind this place in the file. State is whole, or lost. */
 uint64_t rich_behind(const struct rich *rich, uint64_t length);
+/* Of each layer that lives, the pages in front of this place in the file are what they were. */
+void rich_expect_rest(const struct rich *rich, uint64_t length);
 
 #endif

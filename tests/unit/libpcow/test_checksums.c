@@ -3,6 +3,7 @@
  * Checksums of data: damage of any of it is found and named, and of the checksums too; whoever
  * changes what has one drops it first; and to make them can be broken off at any time.
  */
+#include "checking.h"
 #include "support.h"
 
 #include <errno.h>
@@ -22,23 +23,14 @@
 #define PAGE 4096u
 #define IMAGE scratch("image.pcow")
 
-static char findings[16384];
-
-static void collect(void *opaque, enum pcow_finding_kind kind, const char *message)
-{
-    size_t used = strlen(findings);
-
-    (void)opaque;
-    (void)kind;
-    snprintf(findings + used, sizeof findings - used, "%s\n", message);
-}
+static struct findings findings;
 
 static struct pcow_data_result verify(void)
 {
     struct pcow_data_result result;
 
-    findings[0] = 0;
-    MUST(pcow_check_data(IMAGE, 0, collect, NULL, NULL, &result, &error));
+    findings.text[0] = 0;
+    MUST(pcow_check_data(IMAGE, 0, add_finding, NULL, &findings, &result, &error));
     return result;
 }
 
@@ -47,7 +39,7 @@ static void expect_verified(uint64_t verified, uint64_t without)
     struct pcow_data_result result = verify();
 
     if (result.corruptions)
-        fail_msg("%s", findings);
+        fail_msg("%s", findings.text);
     assert_int_equal(result.verified, verified);
     assert_int_equal(result.without, without);
     must_be_clean(IMAGE);
@@ -168,8 +160,8 @@ static void expect_found(const char *first, const char *second, uint64_t damaged
     assert_int_equal(result.corruptions, 1);
     assert_int_equal(result.damaged, damaged);
     assert_int_equal(result.unjudged, unjudged);
-    if (!strstr(findings, first) || !strstr(findings, second))
-        fail_msg("neither %s nor %s, but: %s", first, second, findings);
+    if (!strstr(findings.text, first) || !strstr(findings.text, second))
+        fail_msg("neither %s nor %s, but: %s", first, second, findings.text);
 }
 
 /* ---- tests ----------------------------------------------------------------------------------- */
@@ -219,7 +211,7 @@ static void test_finds_damaged_data(void **state)
                  (unsigned long long)slab);
         flip(data + page * PAGE + 1234);
         expect_found(where, what, size, 0);
-        assert_non_null(strstr(findings, owner.layer == 1   ? "snapshot 'one'"
+        assert_non_null(strstr(findings.text, owner.layer == 1   ? "snapshot 'one'"
                                          : owner.layer == 2 ? "snapshot 'two'"
                                                             : "the active layer"));
         flip(data + page * PAGE + 1234);
@@ -250,7 +242,7 @@ static void test_finds_data_in_a_wrong_place(void **state)
     transfer(b, 64, datasum_offset(first), true);
     transfer(a, 64, datasum_offset(second), true);
     assert_int_equal(verify().corruptions, 2);
-    assert_non_null(strstr(findings, "its checksum is damaged"));
+    assert_non_null(strstr(findings.text, "its checksum is damaged"));
 }
 
 /* Each bit of a checksum; a page of them that is zeros, or an older one. */
@@ -277,7 +269,7 @@ static void test_finds_damaged_checksums(void **state)
     transfer(kept, sizeof kept, datasum_offset(0), false);
     transfer(page, sizeof page, datasum_offset(0), true);
     assert_int_equal(verify().corruptions, 11);
-    assert_non_null(strstr(findings, "its checksum is gone"));
+    assert_non_null(strstr(findings.text, "its checksum is gone"));
     transfer(kept, sizeof kept, datasum_offset(0), true);
     expect_verified(ALL, 0);
 }
@@ -520,7 +512,7 @@ static void test_repair_of_a_sealed_image(void **state)
     repair();
     assert_true(all_had_checksums());
     assert_int_equal(verify().corruptions, 1);
-    assert_non_null(strstr(findings, "its checksum is gone"));
+    assert_non_null(strstr(findings.text, "its checksum is gone"));
     unlink(IMAGE);
     make_image();
     seal();
@@ -528,47 +520,6 @@ static void test_repair_of_a_sealed_image(void **state)
     repair();
     assert_false(all_had_checksums());
     assert_int_equal(verify().corruptions, 0);
-}
-
-struct killer {
-    struct observer observer;
-    unsigned left;
-};
-
-static int kill_at(struct observer *observer, const struct observation *observation)
-{
-    struct killer *killer = (struct killer *)observer;
-
-    (void)observation;
-    if (killer->left-- == 0)
-        _exit(1);
-    return 0;
-}
-
-/* True: it was killed at this step. */
-static bool repair_until(unsigned step)
-{
-    struct killer killer = {.observer = {.look = kill_at}, .left = step};
-    int status;
-    pid_t child = fork();
-
-    assert_true(child >= 0);
-    if (child == 0) {
-        struct pcow_check_result result;
-        struct pcow_error error;
-
-        _exit(
-            check_file(&(struct check_request){.path = IMAGE,
-                                               .flags = PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS,
-                                               .result = &result,
-                                               .error = &error,
-                                               .observer = &killer.observer})
-                ? 2
-                : 0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) < 2);
-    return WEXITSTATUS(status) == 1;
 }
 
 /* Wherever a repair is killed, the next one leaves no checksum that is missed for ever. */
@@ -592,7 +543,7 @@ static void test_interrupted_repair(void **state)
         repair();
         unlink(scratch("image.pcow.rescue-2"));
         if (verify().corruptions)
-            fail_msg("killed at step %u: %s", step - 1, findings);
+            fail_msg("killed at step %u: %s", step - 1, findings.text);
         assert_false(all_had_checksums());
     } while (killed);
     print_message("killed at %u steps\n", step - 1);

@@ -4,6 +4,7 @@
  * holds anything is damaged in each way, with a mirror and without; and one with a mirror that is
  * cut short at each 64 KiB. Prints the tables of "Damaged images" in the documentation.
  */
+#include "checking.h"
 #include "rich.h"
 
 #include <fcntl.h>
@@ -16,25 +17,7 @@
 #define PAGE PCOW_PAGE_SIZE
 
 static struct rich *rich;
-static char findings[8192];
-
-static void collect(void *opaque, enum pcow_finding_kind kind, const char *message)
-{
-    size_t used = strlen(findings);
-
-    (void)opaque;
-    (void)kind;
-    snprintf(findings + used, sizeof findings - used, "%s\n", message);
-}
-
-static struct pcow_check_result check(unsigned flags)
-{
-    struct pcow_check_result result;
-
-    findings[0] = 0;
-    MUST(pcow_check(IMAGE, flags, collect, NULL, &result, &error));
-    return result;
-}
+static struct findings findings;
 
 /* ---- what each view should read -------------------------------------------------------------- */
 
@@ -176,7 +159,7 @@ static bool metadata_is_as_before(void)
 
 static char judge(bool mirror, const char *what)
 {
-    struct pcow_check_result found = check(0), repaired;
+    struct pcow_check_result found = check_image(0, &findings), repaired;
     pcow_image *image;
     int ret;
 
@@ -187,13 +170,13 @@ static char judge(bool mirror, const char *what)
         pcow_close(image);
     if (mirror && (!ret || found.losses))
         fail_msg("%s: open gives %d, and %llu losses are told: %s", what, ret,
-                 (unsigned long long)found.losses, findings);
-    repaired = check(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS);
+                 (unsigned long long)found.losses, findings.text);
+    repaired = check_image(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, &findings);
     assert_int_equal(repaired.losses, found.losses);
     assert_int_equal(repaired.corruptions, repaired.corruptions_fixed);
-    repaired = check(0);
+    repaired = check_image(0, &findings);
     if (repaired.corruptions || repaired.leaks)
-        fail_msg("%s: after the repair: %s", what, findings);
+        fail_msg("%s: after the repair: %s", what, findings.text);
     if (mirror && !metadata_is_as_before())
         fail_msg("%s: the metadata is not what it was", what);
     return all_is_right() ? 'R' : found.losses ? 'L' : 'X';
@@ -258,30 +241,6 @@ static void test_pages_with_mirror(void **state)
 
 /* ---- cut short ------------------------------------------------------------------------------- */
 
-/* Of each layer that lives, the pages that lie in front of this place. */
-static void expect_rest(uint64_t length)
-{
-    for (uint64_t slab = 1; slab < rich->slabs; slab++) {
-        const struct owner *owner = &rich->owner[slab];
-        const struct rich_layer *layer = &rich->layer[owner->kind ? owner->layer : 0];
-        pcow_image *image;
-
-        if (owner->kind != OWNER_DATA)
-            continue;
-        MUST(pcow_open(IMAGE, 0, layer->name, &image, &error));
-        for (unsigned i = 0; i < PAGES_PER_SLAB; i++) {
-            uint64_t page = (uint64_t)owner->number * PAGES_PER_SLAB + i;
-            uint8_t expected[PAGE];
-
-            if (!layer->page[page] || (slab << SLAB_BITS) + (i + 1) * PAGE > length)
-                continue;
-            rich_page(owner->layer, page, expected);
-            assert_reads(image, page * PAGE, expected, sizeof expected);
-        }
-        pcow_close(image);
-    }
-}
-
 struct cut {
     const char *what;
     unsigned tried, as_told[3];                /* by enum pcow_certainty */
@@ -311,27 +270,27 @@ static void try_cut(uint64_t length, bool more, struct cut *cut)
         overwrite(mirror_offset(0, LAYER_TABLE_OFFSET / PAGE + 1), "damaged", 8);
     }
     assert_int_equal(truncate(IMAGE, (off_t)length), 0);
-    result = check(0);
+    result = check_image(0, &findings);
     if (result.lost_certainty != certainty || result.lost_size < least
         || result.lost_size > (certainty == PCOW_EXACT ? lost : rich->size)
         || (!result.losses && (lost || certainty != PCOW_EXACT)))
         fail_msg("cut at %llu KiB: %llu bytes are said to be lost (%d), not %llu (%d): %s",
                  (unsigned long long)(length / KIB), (unsigned long long)result.lost_size,
-                 result.lost_certainty, (unsigned long long)least, certainty, findings);
+                 result.lost_certainty, (unsigned long long)least, certainty, findings.text);
     if ((lost || more || length % PCOW_SLAB_SIZE) && pcow_open(IMAGE, 0, NULL, &image, NULL) == 0)
         fail_msg("cut at %llu KiB: it was opened", (unsigned long long)(length / KIB));
     cut->tried++;
     cut->as_told[certainty]++;
-    repaired = check(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS);
+    repaired = check_image(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, &findings);
     assert_int_equal(repaired.corruptions, repaired.corruptions_fixed);
     assert_int_equal(repaired.lost_size, result.lost_size);
-    repaired = check(0);
+    repaired = check_image(0, &findings);
     if (repaired.corruptions || repaired.leaks)
         fail_msg("cut at %llu KiB: after the repair: %s", (unsigned long long)(length / KIB),
-                 findings);
+                 findings.text);
     pcow_close(must_open(IMAGE, 0));
     if (certainty == PCOW_EXACT && length % MIB == 0)
-        expect_rest(length);
+        rich_expect_rest(rich, length);
 }
 
 static void test_cut_with_mirror(void **state)

@@ -3,6 +3,7 @@
  * What a repair loses is told before it, to the byte, and nothing else is lost by it: a rich image,
  * damaged in many ways, and what was written to it.
  */
+#include "checking.h"
 #include "rich.h"
 
 #include <fcntl.h>
@@ -17,19 +18,10 @@
 static struct rich *rich;
 
 struct told {
+    struct findings said;                      /* the first: add_finding() has a pointer to all */
     struct pcow_check_result result;
-    uint64_t bytes; /* of all ranges */
-    char text[8192];
+    uint64_t bytes;                            /* of all ranges */
 };
-
-static void add_finding(void *opaque, enum pcow_finding_kind kind, const char *message)
-{
-    struct told *told = opaque;
-    size_t used = strlen(told->text);
-
-    (void)kind;
-    snprintf(told->text + used, sizeof told->text - used, "%s\n", message);
-}
 
 /* Each range is what the layer it is said to be of has written there. */
 static void add_loss(void *opaque, const struct pcow_loss *loss)
@@ -38,7 +30,7 @@ static void add_loss(void *opaque, const struct pcow_loss *loss)
 
     told->bytes += loss->length;
     if (loss->layer > RICH_LAYERS)
-        fail_msg("layer %u\n%s", loss->layer, told->text);
+        fail_msg("layer %u\n%s", loss->layer, told->said.text);
     assert_true(loss->length == 0 || loss->kind <= PCOW_LOSS_STATE);
     assert_int_equal(loss->file_offset == PCOW_NOWHERE, loss->content == 0);
     if (loss->kind != PCOW_LOSS_DATA || loss->guest_offset == PCOW_NOWHERE)
@@ -89,14 +81,14 @@ static struct told *expect(const char *what, uint64_t least, uint64_t most,
         || before.result.lost_certainty != certainty)
         fail_msg("%s: %llu bytes are said to be lost (%d), not %llu to %llu (%d)\n%s", what,
                  (unsigned long long)before.result.lost_size, before.result.lost_certainty,
-                 (unsigned long long)least, (unsigned long long)most, certainty, before.text);
+                 (unsigned long long)least, (unsigned long long)most, certainty, before.said.text);
     if (before.result.losses && !before.result.corruptions && !before.result.leaks_doubtful)
-        fail_msg("%s: what may be data is said to be a mere leak\n%s", what, before.text);
+        fail_msg("%s: what may be data is said to be a mere leak\n%s", what, before.said.text);
     ret = pcow_open(IMAGE, 0, NULL, &image, NULL);
     if (!ret)
         pcow_close(image);
     if (refused_by_open != (ret == -EBADMSG))
-        fail_msg("%s: open says %d\n%s", what, ret, before.text);
+        fail_msg("%s: open says %d\n%s", what, ret, before.said.text);
     if (before.result.losses) {
         assert_int_equal(stat(IMAGE, &unchanged), 0);
         after = look(PCOW_CHECK_REPAIR);
@@ -117,33 +109,9 @@ static struct told *expect(const char *what, uint64_t least, uint64_t most,
     assert_int_equal(after->result.corruptions, after->result.corruptions_fixed);
     after = look(0);
     if (after->result.corruptions || after->result.leaks || after->result.losses)
-        fail_msg("%s: after the repair: %s", what, after->text);
+        fail_msg("%s: after the repair: %s", what, after->said.text);
     pcow_close(must_open(IMAGE, 0));
     return &before;
-}
-
-/* Of each layer that lives, the pages that lie in front of this place are what they were. */
-static void expect_rest(uint64_t length)
-{
-    for (uint64_t slab = 1; slab < rich->slabs; slab++) {
-        const struct owner *owner = &rich->owner[slab];
-        const struct rich_layer *layer = &rich->layer[owner->kind ? owner->layer : 0];
-        pcow_image *image;
-
-        if (owner->kind != OWNER_DATA)
-            continue;
-        MUST(pcow_open(IMAGE, 0, layer->name, &image, &error));
-        for (unsigned i = 0; i < PAGES_PER_SLAB; i++) {
-            uint64_t page = (uint64_t)owner->number * PAGES_PER_SLAB + i;
-            uint8_t expected[PCOW_PAGE_SIZE];
-
-            if (!layer->page[page] || (slab << SLAB_BITS) + (i + 1) * PCOW_PAGE_SIZE > length)
-                continue;
-            rich_page(owner->layer, page, expected);
-            assert_reads(image, page * PCOW_PAGE_SIZE, expected, sizeof expected);
-        }
-        pcow_close(image);
-    }
 }
 
 static void test_healthy(void **state)
@@ -151,7 +119,7 @@ static void test_healthy(void **state)
     (void)state;
     rich_put_back(rich);
     expect("healthy", 0, 0, PCOW_EXACT, false);
-    expect_rest(rich->size);
+    rich_expect_rest(rich, rich->size);
     assert_int_equal(rich_behind(rich, 0), rich_data(rich) + rich_states(rich));
 }
 
@@ -172,7 +140,7 @@ static void test_truncation(void **state)
         if (length > BITMAP_OFFSET) {
             expect(what, lost, lost, PCOW_EXACT, length % PCOW_SLAB_SIZE || lost);
             if (length % MIB == 0)
-                expect_rest(length);
+                rich_expect_rest(rich, length);
         } else if (length > records) {
             assert_int_equal(lost, all);
             expect(what, all, rich->size, PCOW_AT_MOST, true);
@@ -225,7 +193,7 @@ static void test_slab_table(void **state)
         /* Nothing is owned there. */
         fill_page(SLAB_TABLE_OFFSET + PCOW_PAGE_SIZE, fill);
         expect(fill_name[fill], 0, 0, PCOW_EXACT, fill != ZEROS);
-        expect_rest(rich->size);
+        rich_expect_rest(rich, rich->size);
     }
 }
 
@@ -270,7 +238,7 @@ static void test_records(void **state)
         assert_in_range(told->result.losses, RICH_LAYERS - 1, 64);
         fill_page(LAYER_TABLE_OFFSET + PCOW_PAGE_SIZE, fill);
         told = expect(fill_name[fill], 0, 0, PCOW_EXACT, false);
-        expect_rest(rich->size);
+        rich_expect_rest(rich, rich->size);
     }
 }
 

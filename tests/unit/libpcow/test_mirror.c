@@ -3,6 +3,7 @@
  * The mirror of the metadata: damage of any 4 KiB of it, of its copy or of its checksums is found
  * and put right without loss, whatever the page holds then; and what a crash leaves is no damage.
  */
+#include "checking.h"
 #include "support.h"
 
 #include <errno.h>
@@ -104,32 +105,14 @@ static void expect_content(void)
     expect_view(NULL, model[SNAPSHOTS]);
 }
 
-static char findings[8192];
-
-static void collect(void *opaque, enum pcow_finding_kind kind, const char *message)
-{
-    size_t used = strlen(findings);
-
-    (void)opaque;
-    (void)kind;
-    snprintf(findings + used, sizeof findings - used, "%s\n", message);
-}
-
-static struct pcow_check_result check(unsigned flags)
-{
-    struct pcow_check_result result;
-
-    findings[0] = 0;
-    MUST(pcow_check(IMAGE, flags, collect, NULL, &result, &error));
-    return result;
-}
+static struct findings findings;
 
 static void expect_clean(const char *what)
 {
-    struct pcow_check_result result = check(0);
+    struct pcow_check_result result = check_image(0, &findings);
 
     if (result.corruptions || result.leaks)
-        fail_msg("%s: %s", what, findings);
+        fail_msg("%s: %s", what, findings.text);
 }
 
 enum damage { ZEROS, ONES, RANDOM, ONE_BIT, OLDER, NEIGHBOUR, DAMAGES };
@@ -185,7 +168,7 @@ static void try_damage(unsigned page, enum damage damage, uint64_t *seed)
         return;
     snprintf(what, sizeof what, "page %u, %s", page, damage_name[damage]);
     write_page(page, content);
-    result = check(0);
+    result = check_image(0, &findings);
     if (!result.corruptions)
         fail_msg("%s: not found", what);
     if (result.lost_size)
@@ -199,9 +182,9 @@ static void try_damage(unsigned page, enum damage damage, uint64_t *seed)
         image = must_open(IMAGE, 0);
         pcow_close(image);
     }
-    result = check(PCOW_CHECK_REPAIR);
+    result = check_image(PCOW_CHECK_REPAIR, &findings);
     if (result.corruptions != result.corruptions_fixed || result.lost_size)
-        fail_msg("%s: not repaired: %s", what, findings);
+        fail_msg("%s: not repaired: %s", what, findings.text);
     expect_clean(what);
     read_pages(after);
     /* What nothing was ever stored to cannot be told from a lost checksum: it is kept. */
@@ -262,7 +245,7 @@ static bool content_is_right(void)
 
 static void count_damage(struct row *row, const char *saved)
 {
-    struct pcow_check_result result = check(0);
+    struct pcow_check_result result = check_image(0, &findings);
     bool found = result.corruptions || result.leaks, lost;
     char command[1200];
 
@@ -272,7 +255,7 @@ static void count_damage(struct row *row, const char *saved)
         return;
     }
     lost = result.losses;
-    check(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS);
+    check_image(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, &findings);
     if (content_is_right())
         row->repaired++;
     else
@@ -346,14 +329,14 @@ static void test_what_it_held_is_told(void **state)
     (void)state;
     make_image();
     write_page(BITMAP_OFFSET / PAGE, zeros);
-    check(0);
-    assert_non_null(strstr(findings, "page of bitmaps at byte 1048576"));
-    assert_non_null(strstr(findings, "guest bytes 0 to 127926271 of layer 1"));
+    check_image(0, &findings);
+    assert_non_null(strstr(findings.text, "page of bitmaps at byte 1048576"));
+    assert_non_null(strstr(findings.text, "guest bytes 0 to 127926271 of layer 1"));
     write_page(BITMAP_OFFSET / PAGE, pristine[BITMAP_OFFSET / PAGE]);
     write_page(LAYER_TABLE_OFFSET / PAGE, zeros);
-    check(0);
-    assert_non_null(strstr(findings, "layer records at byte 196608"));
-    assert_non_null(strstr(findings, "snapshot 's0', snapshot 's1'"));
+    check_image(0, &findings);
+    assert_non_null(strstr(findings.text, "layer records at byte 196608"));
+    assert_non_null(strstr(findings.text, "snapshot 's0', snapshot 's1'"));
     unlink(IMAGE);
 }
 
@@ -368,9 +351,9 @@ static void test_page_and_mirror(void **state)
     make_image();
     write_page(page, zeros);
     write_page(METADATA_PAGES + page, pristine[0]);
-    assert_true(check(0).corruptions > 0);
-    assert_non_null(strstr(findings, "both damaged"));
-    assert_non_null(strstr(findings, "of layer 1"));
+    assert_true(check_image(0, &findings).corruptions > 0);
+    assert_non_null(strstr(findings.text, "both damaged"));
+    assert_non_null(strstr(findings.text, "of layer 1"));
     assert_true(pcow_open(IMAGE, 0, NULL, &image, NULL) < 0);
     unlink(IMAGE);
 }
@@ -463,8 +446,8 @@ static void test_checksums_lost_after_a_kill(void **state)
     pcow_close(must_create(IMAGE, SIZE, 0, NULL));
     store_and_die(7);
     write_page(METADATA_PAGES + CHECKSUMS_PAGE, zeros);
-    assert_true(check(0).corruptions > 0);
-    check(PCOW_CHECK_REPAIR);
+    assert_true(check_image(0, &findings).corruptions > 0);
+    check_image(PCOW_CHECK_REPAIR, &findings);
     expect_stored(7);
     expect_clean("repaired");
     unlink(IMAGE);
@@ -486,7 +469,7 @@ static void test_damaged_word_unordered(void **state)
     words[CHECKSUMS_UNORDERED] = word_encode(1) ^ 8;
     write_page(METADATA_PAGES + CHECKSUMS_PAGE, words);
     expect_stored(9);
-    check(PCOW_CHECK_REPAIR);
+    check_image(PCOW_CHECK_REPAIR, &findings);
     expect_stored(9);
     expect_clean("repaired");
     unlink(IMAGE);
@@ -506,8 +489,8 @@ static void test_beside_a_writer(void **state)
     pcow_close(beside);
     MUST(pcow_open(IMAGE, 0, "s3", &beside, &error));
     pcow_close(beside);
-    findings[0] = 0;
-    MUST(pcow_check(IMAGE, PCOW_CHECK_FORCE_SHARE, collect, NULL, &result, &error));
+    findings.text[0] = 0;
+    MUST(pcow_check(IMAGE, PCOW_CHECK_FORCE_SHARE, add_finding, &findings, &result, &error));
     assert_int_equal(result.corruptions, 0);
     pcow_close(image);
     expect_clean("closed");

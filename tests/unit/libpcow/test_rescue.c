@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* The file that keeps what a repair drops. */
+#include "checking.h"
 #include "rich.h"
 
 #include <fcntl.h>
@@ -8,7 +9,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check/check.h"
@@ -251,47 +251,6 @@ static void test_name_is_taken(void **state)
 }
 
 /* ---- interrupted ----------------------------------------------------------------------------- */
-
-struct killer {
-    struct observer observer;
-    unsigned left;
-};
-
-static int kill_at(struct observer *observer, const struct observation *observation)
-{
-    struct killer *killer = (struct killer *)observer;
-
-    (void)observation;
-    if (killer->left-- == 0)
-        _exit(1);
-    return 0;
-}
-
-/* True: it was killed at this step. */
-static bool repair_until(unsigned step)
-{
-    struct killer killer = {.observer = {.look = kill_at}, .left = step};
-    int status;
-    pid_t child = fork();
-
-    assert_true(child >= 0);
-    if (child == 0) {
-        struct pcow_check_result result;
-        struct pcow_error error;
-
-        _exit(
-            check_file(&(struct check_request){.path = IMAGE,
-                                               .flags = PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS,
-                                               .result = &result,
-                                               .error = &error,
-                                               .observer = &killer.observer})
-                ? 2
-                : 0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) < 2);
-    return WEXITSTATUS(status) == 1;
-}
 
 /* Whenever it is killed: a second one goes on, and the files of both hold everything. */
 static void test_interrupted(void **state)

@@ -4,6 +4,7 @@
  * nothing were: it is told, found by check, and put right without loss. The writer had stored to
  * the page, so its checksum said nothing at that time.
  */
+#include "checking.h"
 #include "support.h"
 
 #include <fcntl.h>
@@ -29,25 +30,7 @@ static const char *const fill_name[] = {"zeros", "ones", "random", "older", "nei
 
 static uint8_t before[2 * METADATA_PAGES][PAGE];   /* metadata and mirror, when it was opened */
 static uint8_t model[SNAPSHOTS + 3][SLABS];        /* what each view holds in a slab */
-static char findings[8192];
-
-static void collect(void *opaque, enum pcow_finding_kind kind, const char *message)
-{
-    size_t used = strlen(findings);
-
-    (void)opaque;
-    (void)kind;
-    snprintf(findings + used, sizeof findings - used, "%s\n", message);
-}
-
-static struct pcow_check_result check(unsigned flags)
-{
-    struct pcow_check_result result;
-
-    findings[0] = 0;
-    MUST(pcow_check(IMAGE, flags, collect, NULL, &result, &error));
-    return result;
-}
+static struct findings findings;
 
 static void read_pages(uint8_t to[2 * METADATA_PAGES][PAGE])
 {
@@ -179,11 +162,11 @@ static void try_poke(unsigned page, enum fill fill, bool more)
     ret = pcow_finish(image, &told);
     pcow_close(image);
     tried++;
-    result = check(0);
+    result = check_image(0, &findings);
     /* A snapshot writes the copy of the header as a whole. */
     if (page == 1 && more) {
         if (ret || result.corruptions)
-            fail_msg("%s: close says %d, check finds %s", what, ret, findings);
+            fail_msg("%s: close says %d, check finds %s", what, ret, findings.text);
         return;
     }
     /* Checksums are put right by the way. */
@@ -196,15 +179,15 @@ static void try_poke(unsigned page, enum fill fill, bool more)
         fail_msg("%s: check finds nothing", what);
     if (result.lost_size || result.losses)
         fail_msg("%s: %llu bytes are said to be lost: %s", what,
-                 (unsigned long long)result.lost_size, findings);
+                 (unsigned long long)result.lost_size, findings.text);
     if (page != MARKED && pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &opened, NULL) == 0)
         fail_msg("%s: it was opened", what);
-    result = check(PCOW_CHECK_REPAIR);
+    result = check_image(PCOW_CHECK_REPAIR, &findings);
     if (result.corruptions != result.corruptions_fixed)
-        fail_msg("%s: not repaired: %s", what, findings);
-    result = check(0);
+        fail_msg("%s: not repaired: %s", what, findings.text);
+    result = check_image(0, &findings);
     if (result.corruptions || result.leaks)
-        fail_msg("%s: after the repair: %s", what, findings);
+        fail_msg("%s: after the repair: %s", what, findings.text);
     expect_content(SNAPSHOTS + 2 + more, what);
 }
 
@@ -265,7 +248,7 @@ static void test_after_a_kill(void **state)
         else
             MUST(pcow_finish(image, &error));
         pcow_close(image);
-        assert_int_equal(check(0).corruptions != 0, stray);
+        assert_int_equal(check_image(0, &findings).corruptions != 0, stray);
         unlink(IMAGE);
     }
 }
@@ -308,8 +291,8 @@ static void test_dropped_by_the_kernel(void **state)
         poke(page, OLDER);
         MUST(pcow_finish(image, &error));
         pcow_close(image);
-        if (check(0).corruptions)
-            fail_msg("%s", findings);
+        if (check_image(0, &findings).corruptions)
+            fail_msg("%s", findings.text);
         expect_content(SNAPSHOTS + 1, "dropped");
         unlink(IMAGE);
     }
@@ -361,7 +344,7 @@ static void test_behind_a_name(void **state)
     image = must_open(IMAGE, PCOW_OPEN_WRITE);
     MUST(pcow_finish(image, &error));
     pcow_close(image);
-    assert_int_equal(check(0).corruptions, 0);
+    assert_int_equal(check_image(0, &findings).corruptions, 0);
     unlink(IMAGE);
 }
 

@@ -48,6 +48,24 @@ class ServerTest(base.TestCase):
         disk = disk_xml.Disk(path=path or self.path, size=10 * units.MIB)
         return domain_xml.Domain(name='vm', memory=units.GIB, disks=[disk], uuid=uuid).to_xml()
 
+    def make_pool(self, owner: pwd.struct_passwd | None = None) -> Path:
+        """A directory with the image, to which others may get."""
+        if os.geteuid():
+            self.skipTest('root alone becomes another user')
+        # that of this test, and the one of all temporary files of it
+        for above in (self.directory, self.directory.parent):
+            above.chmod(above.stat().st_mode | stat.S_IXOTH)
+        pool = self.directory / 'pool'
+        pool.mkdir()
+        shutil.copy(self.path, pool / 'vm.pcow')
+        if owner is not None:
+            self.give(pool, owner.pw_uid, owner.pw_gid)
+        return pool
+
+    def give(self, pool: Path, uid: int, gid: int) -> None:
+        for name in (pool, pool / 'vm.pcow'):
+            os.chown(name, uid, gid)
+
     def serve(self, xml: str) -> None:
         self.addCleanup(disk_server.unserve, xml)
         disk_server.serve(xml, os.getegid())
@@ -145,16 +163,8 @@ class ServerTest(base.TestCase):
         disk_server.check_stays('<domain/>')
 
     def test_as_the_user_whose_image_it_is(self) -> None:
-        if os.geteuid():
-            self.skipTest('root alone becomes another user')
-        # that of this test, and the one of all temporary files of it: others may get to the image
-        for above in (self.directory, self.directory.parent):
-            above.chmod(above.stat().st_mode | stat.S_IXOTH)
-        pool = self.directory / 'pool'
-        pool.mkdir()
-        path = str(shutil.copy(self.path, pool / 'vm.pcow'))
-        for name in (pool, path):
-            os.chown(name, NOBODY.pw_uid, NOBODY.pw_gid)
+        pool = self.make_pool(NOBODY)
+        path = str(pool / 'vm.pcow')
         self.serve(self.domain(UUID, path))
         place = Path(disk_xml.socket_path(UUID, 'vda')).parents[1]
         self.assertEqual(
@@ -170,22 +180,14 @@ class ServerTest(base.TestCase):
 
     def test_an_image_that_was_given_to_somebody_else(self) -> None:
         """What the first one serves is ended as he who started it."""
-        if os.geteuid():
-            self.skipTest('root alone becomes another user')
-        for above in (self.directory, self.directory.parent):
-            above.chmod(above.stat().st_mode | stat.S_IXOTH)
-        pool = self.directory / 'pool'
-        pool.mkdir()
-        path = str(shutil.copy(self.path, pool / 'vm.pcow'))
-        xml = self.domain(UUID, path)
+        pool = self.make_pool()
+        xml = self.domain(UUID, str(pool / 'vm.pcow'))
         self.serve(xml)
         place = Path(disk_xml.socket_path(UUID, 'vda')).parents[1]
-        for name in (pool, path):
-            os.chown(name, NOBODY.pw_uid, NOBODY.pw_gid)
+        self.give(pool, NOBODY.pw_uid, NOBODY.pw_gid)
         disk_server.serve(xml, os.getegid())
         self.assertEqual(NOBODY.pw_uid, place.stat().st_uid)
-        for name in (pool, path):
-            os.chown(name, 0, 0)
+        self.give(pool, 0, 0)
         disk_server.unserve(xml)
         self.assertEqual([], os.listdir(self.place))
 
