@@ -49,7 +49,8 @@ def fixate(found: domain.Domain) -> Result:
 
     :raises DomainInvalid: it is off, has crashed, or its RAM is no image
     :raises QmpFailed: QEMU cannot, and says why
-    :raises LibvirtFailed: its QEMU does not end: it stays stopped, and goes on from its last moment
+    :raises LibvirtFailed: its QEMU does not end: the guest stays stopped, and goes on from its last
+        moment; Watch tries again to end it
     :raises StateInvalid: nobody would know that it has to go on; its QEMU has not ended
     """
     begun = time.monotonic_ns()
@@ -67,9 +68,18 @@ def fixate(found: domain.Domain) -> Result:
             with interrupt.clearing_up():
                 go_on(found, record)
             raise
+        finish(found)
+    return Result(name=found.name, checkpoint=name, time=time.monotonic_ns() - begun)
+
+
+def finish(found: domain.Domain) -> None:
+    """Its last moment is kept, and its QEMU ends.
+
+    :raises LibvirtFailed: it does not; the next call may have more luck
+    """
+    with domain.errors():
         _disarm(found)
         found.destroy()
-    return Result(name=found.name, checkpoint=name, time=time.monotonic_ns() - begun)
 
 
 def go_on(found: domain.Domain, record: records.Record) -> None:
@@ -96,10 +106,11 @@ def _begin(found: domain.Domain) -> records.Record:
 
 
 def _disarm(found: domain.Domain) -> None:
-    """QEMU ends by a signal, and would take one more."""
+    """QEMU ends by a signal, and would take one more. That would be no harm."""
     try:
-        found.qmp('pcow-checkpoint-at-signal')
-    except exception.QmpFailed as e:  # an older one, which takes none
+        with domain.errors():
+            found.qmp('pcow-checkpoint-at-signal')
+    except exception.PcowError as e:  # it is an older one, or hangs
         LOG.debug('%s: %s', found.name, e)
 
 

@@ -126,7 +126,10 @@ class Watch:
         elif record.state is records.State.FIXATING:  # who did that was killed
             fixate.go_on(found, record)
             return
-        elif record.state is not records.State.RUNS:  # its QEMU is about to end
+        elif record.state is records.State.FIXATED:  # its QEMU did not end
+            fixate.finish(found)
+            return
+        elif record.state is not records.State.RUNS:
             return
         if record.paused != found.paused_on_purpose():
             record = dataclasses.replace(record, paused=not record.paused)

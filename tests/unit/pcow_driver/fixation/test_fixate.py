@@ -126,6 +126,16 @@ class FixationTest(base.TestCase):
         assert record is not None
         self.assertEqual(records.State.RUNS, record.state)
 
+    def test_a_qemu_that_cannot_be_asked(self) -> None:
+        """It ends all the same, and may keep one moment more."""
+        error = exception.LibvirtFailed(uri='x', reason='cannot acquire state change lock')
+        with (
+            mock.patch.object(checkpoint, 'take', new=self.take),
+            mock.patch.object(_Domain, 'qmp', side_effect=error),
+        ):
+            (done,) = fixate.fixate_all(['a'])
+        self.assertEqual(('', ('destroy', 'a')), (done.problem, _Domain.calls[-1]))
+
     def test_no_moment_to_go_on_from(self) -> None:
         """It has crashed."""
         _Domain.crashed = {'a'}

@@ -73,6 +73,7 @@ class WatchTest(base.TestCase):
             ('automatic.take', self.take),
             ('automatic.thin', lambda _found: None),
             ('recover.recover', lambda _found, _record: self.done.append('recover')),
+            ('fixate.finish', lambda _found: self.done.append('destroy')),
             ('policy.get', lambda found: found.policy),
         ):
             patched = mock.patch(f'pcow_driver.fixation.{target}', new=action)
@@ -129,7 +130,7 @@ class WatchTest(base.TestCase):
         run = runs.current(self.found)
         for state, expected in (
             (State.RUNS, (['take'], State.RUNS)),
-            (State.FIXATED, ([], State.FIXATED)),
+            (State.FIXATED, (['destroy'], State.FIXATED)),  # it did not end
             (State.FAILED, ([], State.FAILED)),
         ):
             self.enter(state, run=run)
