@@ -13,6 +13,7 @@ from cliff import show
 
 from pcow_driver.cli import common
 from pcow_driver.common import units
+from pcow_driver.fixation import records
 from pcow_driver.fixation import runs
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
@@ -124,8 +125,9 @@ class Revert(_Quiet):
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         with _domain(parsed_args) as found:
-            done = checkpoint.revert(found, parsed_args.name)
-            runs.note_revert(found, parsed_args.name)
+            with records.alone(found.uuid):
+                done = checkpoint.revert(found, parsed_args.name)
+                runs.note_revert(found, parsed_args.name)
         started = ', started anew' if done.started else ''
         self._say(
             f'{parsed_args.domain} is at {parsed_args.name} after '

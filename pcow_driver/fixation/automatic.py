@@ -65,6 +65,8 @@ def surplus(found: Sequence[model.Checkpoint]) -> list[str]:
     """Names of those that pcow has taken and need not keep: neither the last one of one of the
     last minutes nor of the last hours that have one. The last one of all is never among them.
 
+    Nor is the one that the VM stands on: it would have none to go on from.
+
     Minutes and hours are those of the clock, so that one that is kept once is kept until its hour
     goes.
 
@@ -78,7 +80,7 @@ def surplus(found: Sequence[model.Checkpoint]) -> list[str]:
         for one in own:
             last.setdefault(int(one.date.timestamp()) // seconds, one.name)
         kept |= set(list(last.values())[:count])
-    return [one.name for one in reversed(own) if one.name not in kept]
+    return [one.name for one in reversed(own) if one.name not in kept and not one.current]
 
 
 def newest(found: Sequence[model.Checkpoint]) -> model.Checkpoint | None:
@@ -87,6 +89,11 @@ def newest(found: Sequence[model.Checkpoint]) -> model.Checkpoint | None:
     :param found: in order of creation
     """
     return found[-1] if found else None
+
+
+def current(found: Sequence[model.Checkpoint]) -> model.Checkpoint | None:
+    """The one that the VM has gone on from."""
+    return next((one for one in found if one.current), None)
 
 
 def take(found: domain.Domain, prefix: str, *, last: bool = False) -> tuple[str, model.Taken]:
@@ -149,7 +156,11 @@ def _delete(found: domain.Domain, name: str) -> None:
 def _dispensable(found: Sequence[model.Checkpoint]) -> list[str]:
     """In the order in which they go: the last one of all stays."""
     first = surplus(found)
-    rest = [one.name for one in found[:-1] if is_own(one.name) and one.name not in first]
+    rest = [
+        one.name
+        for one in found[:-1]
+        if is_own(one.name) and not one.current and one.name not in first
+    ]
     return first + rest
 
 

@@ -57,8 +57,7 @@ def fixate(found: domain.Domain) -> Result:
     with domain.errors(), records.alone(found.uuid):
         record = _begin(found)
         try:
-            if not record.paused:
-                found.suspend()  # what is stored behind the checkpoint would be lost
+            found.suspend()  # what is stored behind the checkpoint would be lost
             name, taken = automatic.take(found, automatic.FIXATION, last=True)
             record = dataclasses.replace(
                 record, state=records.State.FIXATED, checkpoint=name, durable=taken.durable
@@ -93,7 +92,10 @@ def _begin(found: domain.Domain) -> records.Record:
     if not found.is_whole():
         raise exception.DomainInvalid(
             domain=found.name,
-            reason='it has crashed, or lost a store of a device: this is no moment to go on from',
+            reason=(
+                'it has crashed, lost a store of a device, or does not run yet: this is no moment '
+                'to go on from'
+            ),
         )
     record = records.read(found.uuid)
     if record is None or record.run != runs.current(found):

@@ -13,11 +13,12 @@ RUNS      none        its guest, or somebody, has ended it
 RUNS      FIXATING    it is stopped for its last checkpoint
 FIXATING  RUNS        that failed, or who took it was killed; it runs on
 FIXATING  FIXATED     its last moment is a checkpoint, and its QEMU ends
-FIXATED   RUNS        it goes on; or somebody has started it
-RUNS,     FAILED      it has ended, and cannot go on
+RUNS,     RECOVERING  it is off and has to run: it is about to go on from ``checkpoint``
 FIXATING,
-FIXATED
-FAILED    RUNS        the same by command; or somebody has started it
+FIXATED,
+FAILED
+any       RUNS        it goes on; or somebody has started it
+any       FAILED      it cannot go on
 any       none        it is not protected any more
 ========= =========== ==============================================================
 """
@@ -43,6 +44,7 @@ class State(enum.Enum):
     RUNS = 'runs'
     FIXATING = 'fixating'
     FIXATED = 'fixated'
+    RECOVERING = 'recovering'
     FAILED = 'failed'
 
 
@@ -51,6 +53,7 @@ _LEGAL = frozenset(
         *((before, State.RUNS) for before in (None, *State)),
         (State.RUNS, State.FIXATING),
         (State.FIXATING, State.FIXATED),
+        *((before, State.RECOVERING) for before in State),
         *((before, State.FAILED) for before in State),
     }
 )
@@ -63,10 +66,12 @@ class Record:
     state: State
     run: str = ''  # which one
     since: float = 0.0  # seconds since the epoch at which it was seen first
+    before: str = ''  # the checkpoint that it stood on when it was seen first
     checkpoint: str = ''  # of this run: the last one of pcow's, or that it has gone on from
     durable: int = 0  # ns until the last one was durable
     paused: bool = False  # by somebody, and shall be
-    tries: int = 0  # how often it has gone on since it last ran for long
+    tries: int = 0  # how often it has gone on, or tried to, since it last ran for long
+    kept: bool = False  # RECOVERING: what no checkpoint holds
     reason: str = ''  # FAILED
 
 

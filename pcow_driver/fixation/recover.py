@@ -46,7 +46,8 @@ class Result:
 
 def recover(found: domain.Domain, record: records.Record) -> Result:
     """Start a domain that is off and has to run. One that cannot go on stays off, and is left to
-    its owner. The caller is alone with it (:func:`pcow_driver.fixation.records.alone`).
+    its owner; what libvirt refuses may go well the next time. The caller is alone with it
+    (:func:`pcow_driver.fixation.records.alone`).
 
     :raises StateInvalid: what became of it cannot be kept
     """
@@ -54,6 +55,9 @@ def recover(found: domain.Domain, record: records.Record) -> Result:
     try:
         with domain.errors():
             last = _start(found, record)
+    except exception.LibvirtFailed as e:
+        LOG.error('%s does not go on yet: %s', found.name, e)
+        return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
     except exception.PcowError as e:
         LOG.error('%s does not go on: %s', found.name, e)
         failed = records.read(found.uuid) or record
@@ -67,6 +71,21 @@ def recover(found: domain.Domain, record: records.Record) -> Result:
     if not record.paused:
         _arrive(found)
     return Result(name=found.name, checkpoint=last.name, age=age, time=taken)
+
+
+def finish(found: domain.Domain, record: records.Record) -> None:
+    """Of a recovery that was cut off when there was a QEMU: take it to its end. A guest that runs
+    may as well have been booted by somebody.
+
+    :raises PcowError: QEMU cannot
+    """
+    if found.running():
+        records.write(found.uuid, runs.begun(found))
+        return
+    checkpoint.revert(found, record.checkpoint)
+    if not record.paused:
+        found.resume()
+    _note_runs(found, record, record.checkpoint)
 
 
 def recover_all(*, failed: bool = False) -> list[Result]:
@@ -104,14 +123,21 @@ def _recover_if_off(uuid: str, name: str, *, failed: bool) -> Result | None:
         found, record = domain.Domain(connection, name), records.read(uuid)
         if record is None or found.active():
             return None
-        if policy.get(found) is None or (
-            record.state is records.State.RUNS and found.stopped_on_purpose()
-        ):
+        if policy.get(found) is None or is_to_stay_off(found, record):
             records.forget(uuid)
             return None
         if record.state is records.State.FAILED and not failed:
             return None
         return recover(found, record)
+
+
+def is_to_stay_off(found: domain.Domain, record: records.Record) -> bool:
+    """Whether somebody has ended it, or has libvirt start it again where it was saved. A fixation
+    and a recovery end it themselves, and know that before.
+    """
+    return found.saved() or (
+        record.state in (records.State.RUNS, records.State.FIXATING) and found.stopped_on_purpose()
+    )
 
 
 def _start(found: domain.Domain, record: records.Record) -> model.Checkpoint:
@@ -122,23 +148,32 @@ def _start(found: domain.Domain, record: records.Record) -> model.Checkpoint:
         raise exception.DomainInvalid(
             domain=found.name,
             reason=(
-                f'it has gone on {_TRIES} times, and ended soon each time: '
+                f'it has gone on, or tried to, {_TRIES} times, and ended soon each time: '
                 f"'pcowctl host recover --failed' tries it again, 'pcowctl vm revert {found.name} "
                 f"NAME' an older checkpoint"
             ),
         )
-    # Counted before it begins, and what it held is kept once: the next try finds what this one left
-    records.write(found.uuid, dataclasses.replace(record, state=records.State.RUNS, tries=tries))
-    if tries <= 1:
-        _keep_unsaved(found, last)
+    # Who is cut off from here on is followed by one who knows where it goes on, and what is kept.
+    record = dataclasses.replace(
+        record, state=records.State.RECOVERING, checkpoint=last.name, tries=tries
+    )
+    records.write(found.uuid, record)
+    if not record.kept:
+        _keep_unsaved(found, last, first=tries <= 1)
+        record = dataclasses.replace(record, kept=True)
+        records.write(found.uuid, record)
     checkpoint.start_at(found, last.name, run=not record.paused)
+    _note_runs(found, record, last.name)
+    return last
+
+
+def _note_runs(found: domain.Domain, record: records.Record, name: str) -> None:
     records.write(
         found.uuid,
         dataclasses.replace(
-            runs.begun(found, last.name, durable=record.durable, tries=tries), paused=record.paused
+            runs.at(found, name), durable=record.durable, paused=record.paused, tries=record.tries
         ),
     )
-    return last
 
 
 def _arrive(found: domain.Domain) -> None:
@@ -156,38 +191,45 @@ def _last_moment(found: domain.Domain, record: records.Record) -> model.Checkpoi
     :raises DomainInvalid: there is none
     """
     there = tree.checkpoints(found)
-    for one in there:
-        if record.state is records.State.FIXATED:
-            if one.name == record.checkpoint:
-                return one
-        elif one.current and (
-            one.name == record.checkpoint or one.date.timestamp() >= record.since
-        ):
-            return one
-    raise exception.DomainInvalid(
-        domain=found.name,
-        reason=(
-            f'it has no checkpoint of its last run to go on from: virsh start {found.name} boots '
-            f'it, with what its memory holds'
-        ),
-    )
+    if record.state in (records.State.FIXATED, records.State.RECOVERING):
+        last = next((one for one in there if one.name == record.checkpoint), None)
+    else:
+        last = automatic.current(there)
+        if last is not None and last.name == record.before and last.name != record.checkpoint:
+            last = None
+    if last is None:
+        raise exception.DomainInvalid(
+            domain=found.name,
+            reason=(
+                f'it has no checkpoint of its last run to go on from: virsh start {found.name} '
+                f'boots it, with what its memory holds'
+            ),
+        )
+    return last
 
 
-def _keep_unsaved(found: domain.Domain, last: model.Checkpoint) -> None:
-    """What the NVDIMMs hold now, and no checkpoint does; it takes the place of that of before.
+def _keep_unsaved(found: domain.Domain, last: model.Checkpoint, *, first: bool) -> None:
+    """What the NVDIMMs hold now, and no checkpoint does.
 
+    :param first: it takes the place of that of before; those of one that ends again and again stay
+        together, as what it held before it began is among them
     :raises PcowError: there is no room for it, and none can be made
     """
     name, ram = automatic.new_name(UNSAVED), found.ram()
     for path in found.writable():
         if path != ram:
-            automatic.make_room(found, last, functools.partial(_keep_unsaved_of, path, name))
+            automatic.make_room(
+                found, last, functools.partial(_keep_unsaved_of, path, name, first=first)
+            )
 
 
-def _keep_unsaved_of(path: str, name: str) -> None:
+def _keep_unsaved_of(path: str, name: str, *, first: bool) -> None:
     old = [one.name for one in image.snapshot_list(path) if one.name.startswith(UNSAVED)]
     with room.for_snapshot(path):
         image.snapshot_create(path, name)
     (made,) = (one for one in image.snapshot_list(path) if one.name == name)
-    for one in old if made.data_size else [name]:
-        image.snapshot_delete(path, one)
+    if made.data_size == 0:
+        image.snapshot_delete(path, name)
+    elif first:
+        for one in old:
+            image.snapshot_delete(path, one)

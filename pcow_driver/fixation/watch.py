@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 
 PERIOD = 1.0  # seconds
 _THREADS = 16  # domains at once
-_RETRY = 60.0  # seconds after a checkpoint that could not be taken
+_RETRY = 60.0  # seconds after a checkpoint that could not be taken, or a recovery
 _LONG = 600.0  # seconds after which a VM that ends did not do so for what it went on from
 _STEP = 0.1  # seconds in which the loop learns that it has to end
 
@@ -41,10 +41,13 @@ class Watch:
     def __init__(self) -> None:
         self._ended = False
         self._jobs: dict[str, concurrent.futures.Future[None]] = {}  # by name
-        self._armed: dict[str, tuple[str, str]] = {}  # run and policy, by UUID
-        # time.monotonic() of the last checkpoint, and of the last one that could not be taken
-        self._taken: dict[str, float] = {}  # by UUID
+        self._runs: dict[str, tuple[int, str]] = {}  # libvirt's number and the run, by UUID
+        self._armed: dict[str, tuple[str, str]] = {}  # run and policy
+        # time.monotonic() of the last checkpoint, of the last one that could not be taken, and of a
+        # recovery that failed
+        self._taken: dict[str, float] = {}
         self._failed: dict[str, float] = {}
+        self._recovered: dict[str, float] = {}
         self._said: dict[str, str] = {}  # the last problem, by name
 
     def end(self) -> None:
@@ -59,6 +62,9 @@ class Watch:
                 end = time.monotonic() + PERIOD
                 while not self._ended and time.monotonic() < end:
                     time.sleep(_STEP)
+            # The guests that were shut down with the host, the last one just now
+            concurrent.futures.wait(self._jobs.values())
+            self._look_at_all(pool)
 
     def _look_at_all(self, pool: concurrent.futures.Executor) -> None:
         try:
@@ -67,6 +73,7 @@ class Watch:
             self._say('', '')
         except exception.LibvirtFailed as e:
             self._say('', str(e))
+            self._runs.clear()  # it may begin anew with its numbers
             return
         for name in names:
             job = self._jobs.get(name)
@@ -114,7 +121,10 @@ class Watch:
     def _look_at_active(
         self, found: domain.Domain, wanted: policy.Policy, record: records.Record | None
     ) -> None:
-        if record is None or record.run != runs.current(found):
+        if record is not None and record.state is records.State.RECOVERING:
+            recover.finish(found, record)  # who did that was killed
+            return
+        if record is None or record.run != self._run_of(found):
             record = runs.begun(found)
             records.write(found.uuid, record)
             if found.autostart():
@@ -123,34 +133,61 @@ class Watch:
                     'going on: virsh autostart --disable',
                     found.name,
                 )
-        elif record.state is records.State.FIXATING:  # who did that was killed
-            fixate.go_on(found, record)
-            return
-        elif record.state is records.State.FIXATED:  # its QEMU did not end
+        if record.state is records.State.FIXATED and not found.running():  # its QEMU did not end
             fixate.finish(found)
             return
-        elif record.state is not records.State.RUNS:
+        if record.state is records.State.FIXATING:  # who did that was killed
+            fixate.go_on(found, record)
             return
-        if record.paused != found.paused_on_purpose():
-            record = dataclasses.replace(record, paused=not record.paused)
-            records.write(found.uuid, record)
-        self._take_if_due(found, wanted, record)
+        if self._ended:
+            return
+        self._note(found, record)
+        self._take_if_due(found, wanted, records.read(found.uuid) or record)
         self._arm(found, wanted.on_shutdown)
 
+    def _note(self, found: domain.Domain, record: records.Record) -> None:
+        """What is true of it now."""
+        runs_for_long = time.time() - record.since > _LONG
+        records.write(
+            found.uuid,
+            dataclasses.replace(
+                record,
+                state=records.State.RUNS,
+                paused=found.paused_on_purpose(),
+                tries=0 if runs_for_long else record.tries,
+            ),
+        )
+
     def _look_at_off(self, found: domain.Domain, record: records.Record | None) -> None:
+        self._runs.pop(found.uuid, None)
         self._armed.pop(found.uuid, None)
-        if record is None or record.state not in (records.State.RUNS, records.State.FIXATING):
+        if record is None or record.state in (records.State.FIXATED, records.State.FAILED):
             return
-        if record.state is records.State.RUNS and found.stopped_on_purpose():
+        if recover.is_to_stay_off(found, record):
             records.forget(found.uuid)
-        elif not self._ended:
-            recover.recover(found, record)
+        elif not self._ended and self._is_over(self._recovered, found, _RETRY):
+            self._recovered[found.uuid] = time.monotonic()
+            if recover.recover(found, record).checkpoint:
+                del self._recovered[found.uuid]
+
+    @staticmethod
+    def _is_over(since: dict[str, float], found: domain.Domain, seconds: float) -> bool:
+        """Whether so much time has gone by, or nothing was."""
+        return time.monotonic() >= since.get(found.uuid, float('-inf')) + seconds
+
+    def _run_of(self, found: domain.Domain) -> str:
+        """As :func:`runs.current`, which has to look at all processes, and so once for each."""
+        number = found.libvirt_id()
+        known = self._runs.get(found.uuid)
+        if known is None or known[0] != number:
+            known = self._runs[found.uuid] = (number, runs.current(found))
+        return known[1]
 
     def _arm(self, found: domain.Domain, on_shutdown: str) -> None:
         """Have its QEMU keep the last moment when it is told to end: nobody may be there to ask for
         that then.
         """
-        now = (runs.current(found), on_shutdown)
+        now = (self._run_of(found), on_shutdown)
         if self._armed.get(found.uuid) == now:
             return
         try:
@@ -166,11 +203,11 @@ class Watch:
         self, found: domain.Domain, wanted: policy.Policy, record: records.Record
     ) -> None:
         seconds = automatic.seconds_between(wanted, record.durable)
-        now, never = time.monotonic(), float('-inf')
+        now = time.monotonic()
         if (
             seconds is None
-            or now < self._taken.get(found.uuid, never) + seconds
-            or now < self._failed.get(found.uuid, never) + _RETRY
+            or not self._is_over(self._taken, found, seconds)
+            or not self._is_over(self._failed, found, _RETRY)
             or not found.running()  # it is what it was, or has crashed
         ):
             return
@@ -178,15 +215,8 @@ class Watch:
         name, taken = automatic.take(found, automatic.PERIODIC)
         del self._failed[found.uuid]
         self._taken[found.uuid] = now
-        runs_for_long = time.time() - record.since > _LONG
         records.write(
-            found.uuid,
-            dataclasses.replace(
-                record,
-                checkpoint=name,
-                durable=taken.durable,
-                tries=0 if runs_for_long else record.tries,
-            ),
+            found.uuid, dataclasses.replace(record, checkpoint=name, durable=taken.durable)
         )
         automatic.thin(found)
 

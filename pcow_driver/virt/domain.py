@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from oslo_log import log as logging
@@ -182,9 +183,25 @@ class Domain:
     def uuid(self) -> str:
         return str(self._domain.UUIDString())
 
-    def run_id(self) -> int:
-        """Another one of each QEMU that it has, as long as libvirt runs."""
+    def libvirt_id(self) -> int:
+        """Of its run; libvirt begins anew with these when it is started."""
         return int(self._domain.ID())
+
+    def process(self) -> str:
+        """Which process its QEMU is, and since when: another one of each QEMU until the host boots.
+
+        :raises DomainInvalid: it has none on this host
+        """
+        wanted = f'\0-uuid\0{self.uuid}\0'.encode()
+        for pid in os.listdir('/proc'):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if pid.isdigit() and wanted in Path(f'/proc/{pid}/cmdline').read_bytes():
+                    # the name, in brackets, may hold anything; see proc(5)
+                    fields = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
+                    return f'{pid}-{fields[19]}'
+        raise exception.DomainInvalid(
+            domain=self.name, reason='no process on this host has its UUID (-uuid)'
+        )
 
     def autostart(self) -> bool:
         """Whether libvirt starts it when libvirt starts."""
@@ -528,7 +545,7 @@ class Domain:
         device was lost.
         """
         status = self.qmp('query-status').get('status')
-        return status in ('running', 'paused', 'prelaunch')
+        return status in ('running', 'paused')
 
     def suspend(self) -> None:
         """Stop its vCPUs."""

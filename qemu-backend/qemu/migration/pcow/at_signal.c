@@ -18,6 +18,8 @@
 #include "qemu/main-loop.h"
 #include "system/runstate.h"
 
+#define ROUNDS 16               /* of a main loop in which devices are at work */
+
 typedef struct Last {
     char *name;
     PcowCheckpointCreated *created;
@@ -51,7 +53,9 @@ static void wait_for_others(void)
 {
     AioContext *context = qemu_get_aio_context();
 
-    aio_poll(context, false);   /* what was just asked for begins */
+    /* What was just asked for begins, which takes some rounds */
+    for (int round = 0; round < ROUNDS && aio_poll(context, false); round++) {
+    }
     while (checkpoint_is_under_way()) {
         aio_poll(context, true);
     }
@@ -79,8 +83,8 @@ void checkpoint_take_at_signal(void)
     }
     if (runstate_is_running()) {
         vm_stop(RUN_STATE_PAUSED);
-        wait_for_others();
     }
+    wait_for_others();
     last.name = name_of_now();
     qemu_coroutine_enter(qemu_coroutine_create(co_take, &last));
     AIO_WAIT_WHILE_UNLOCKED(NULL, !last.done);

@@ -39,8 +39,8 @@ class _Domain:
     def running(self) -> bool:
         return ('suspend', self.name) not in self.calls
 
-    def run_id(self) -> int:
-        return 7
+    def process(self) -> str:
+        return '7'
 
     def is_whole(self) -> bool:
         return self.name not in self.crashed
@@ -80,6 +80,7 @@ class FixationTest(base.TestCase):
             ('virt.domain.Domain', _Domain),
             ('virt.domain.connect', contextlib.nullcontext),
             ('virt.domain.errors', contextlib.nullcontext),
+            ('vm.tree.checkpoints', lambda _found: []),
             ('virt.domain.names_of_all', lambda _none: [*_Domain.policies, 'gone']),
             ('fixation.policy.get', lambda found: _Domain.policies[found.name]),
         ):

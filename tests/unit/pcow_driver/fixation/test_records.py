@@ -25,6 +25,7 @@ class RecordsTest(base.TestCase):
             *((before, State.FAILED) for before in State),
             (State.RUNS, State.FIXATING),
             (State.FIXATING, State.FIXATED),
+            *((before, State.RECOVERING) for before in State),
         }
         for before, after in itertools.product((None, *State), State):
             self.enter(before)

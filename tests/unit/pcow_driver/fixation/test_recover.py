@@ -24,7 +24,6 @@ from tests.unit.pcow_driver.fixation import test_automatic
 from tests.unit.pcow_driver.vm import recorded
 
 State = records.State
-SOON = 4e9  # later than any checkpoint here
 
 
 class RecoveryTest(recorded.TestCase):
@@ -58,9 +57,7 @@ class RecoveryTest(recorded.TestCase):
 
     def recover(self, state: State = State.RUNS, **fields: Any) -> recover.Result:
         records.forget(recorded.UUID)
-        record = dataclasses.replace(
-            records.Record(state, checkpoint=self.last, since=SOON), **fields
-        )
+        record = dataclasses.replace(records.Record(state, checkpoint=self.last), **fields)
         entered.enter(recorded.UUID, record)
         return recover.recover(self.found, record)
 
@@ -120,13 +117,13 @@ class RecoveryTest(recorded.TestCase):
 
     def test_no_checkpoint_of_its_last_run(self) -> None:
         """An older one would be of before a shutdown."""
-        done = self.recover(checkpoint='')
+        done = self.recover(checkpoint='', before=self.last)
         self.assertIn('virsh start web1 boots it', done.problem)
         self.assertEqual((State.FAILED, []), (self.record().state, self.reverted))
 
     def test_somebody_took_one_since(self) -> None:
         self.keep_unsaved()
-        self.recover(checkpoint='', since=0.0)
+        self.recover(checkpoint='', before=self.older)
         self.assertEqual([(self.last, True)], self.reverted)
 
     def test_the_branch_that_it_is_on(self) -> None:
@@ -141,15 +138,60 @@ class RecoveryTest(recorded.TestCase):
         self.assertEqual([(self.older, True)], self.reverted)
 
     def test_one_that_ends_again_and_again(self) -> None:
+        """What it held before that began stays with what it held since."""
         self.keep_unsaved()
         for tries in range(3):
             self.recover(tries=tries)
-        self.assertEqual(1, len(self.unsaved()))  # what it held before it began
+        made = [line for line in self.unsaved() if line.startswith('-c')]
+        self.assertEqual((3, 3), (len(made), len(self.unsaved())))
         done = self.recover(tries=3)
         self.assertIn('3 times', done.problem)
         self.assertEqual((State.FAILED, 3), (self.record().state, len(self.reverted)))
         self.recover(State.FAILED, tries=3)
         self.assertEqual(4, len(self.reverted))
+
+    def test_one_that_is_cut_off(self) -> None:
+        """By a signal: the next one knows where it goes on, and that what was unsaved is kept."""
+        self.keep_unsaved()
+        with mock.patch.object(checkpoint, 'start_at', side_effect=SystemExit):
+            self.assertRaises(SystemExit, self.recover)
+        record = self.record()
+        self.assertEqual(
+            (State.RECOVERING, self.last, True), (record.state, record.checkpoint, record.kept)
+        )
+        self.assertFalse(recover.is_to_stay_off(self.found, record))
+        self.there[-1] = dataclasses.replace(self.there[-1], current=False)
+        recover.recover(self.found, record)
+        self.assertEqual([(self.last, True)], self.reverted)
+        self.assertEqual(1, len(self.unsaved()))
+
+    def test_what_libvirt_refuses_may_go_well_later(self) -> None:
+        self.keep_unsaved()
+        error = exception.LibvirtFailed(uri='x', reason='the daemon is being restarted')
+        with mock.patch.object(checkpoint, 'start_at', side_effect=error):
+            self.assertIn('restarted', self.recover().problem)
+        self.assertEqual(State.RECOVERING, self.record().state)
+
+    def test_a_qemu_that_was_left(self) -> None:
+        """By one that was cut off: it is paused, and not there yet."""
+        calls = list[str]()
+        for where, name in ((checkpoint, 'revert'), (type(self.found), 'resume')):
+            self.begin(
+                mock.patch.object(where, name, new=lambda *_words, name=name: calls.append(name))
+            )
+        for running, expected, at in (
+            (False, ['revert', 'resume'], self.last),
+            (True, [], ''),  # somebody may have booted it
+        ):
+            record = records.Record(State.RECOVERING, checkpoint=self.last)
+            entered.enter(recorded.UUID, record)
+            calls.clear()
+            with mock.patch.object(
+                type(self.found), 'running', new=lambda _found, running=running: running
+            ):
+                recover.finish(self.found, record)
+            found = self.record()
+            self.assertEqual((expected, State.RUNS, at), (calls, found.state, found.checkpoint))
 
     def test_what_cannot_go_on(self) -> None:
         self.keep_unsaved()
@@ -159,15 +201,18 @@ class RecoveryTest(recorded.TestCase):
         self.assertIn('another CPU', self.record().reason)
 
     def test_without_room_for_what_was_unsaved(self) -> None:
-        """It is not given up for a start."""
+        """It is not given up for a start, nor for the next one when there is room."""
         error = exception.ToolFailed(message='No space left on device')
         gone = list[str]()
-        self.begin(mock.patch.object(image, 'snapshot_create', side_effect=error))
         self.begin(
             mock.patch.object(checkpoint, 'delete', new=lambda _found, name: gone.append(name))
         )
-        self.assertIn('No space left', self.recover().problem)
+        with mock.patch.object(image, 'snapshot_create', side_effect=error):
+            self.assertIn('No space left', self.recover().problem)
         self.assertEqual(([self.older], []), (gone, self.reverted))
+        self.keep_unsaved()
+        recover.recover(self.found, self.record())
+        self.assertEqual((1, 1), (len(self.unsaved()), len(self.reverted)))
 
     def test_one_that_fails_keeps_no_other_one(self) -> None:
         for number in range(2):

@@ -5,6 +5,7 @@ tests/functional/test_virsh_fixation.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from unittest import mock
 from pcow_driver.common import exception
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
+from pcow_driver.fixation import recover
 from pcow_driver.fixation import runs
 from pcow_driver.fixation import watch
 from pcow_driver.vm import model
@@ -31,7 +33,7 @@ class _Domain:
 
     def __init__(self) -> None:
         self.is_active, self.is_running, self.on_purpose = True, True, False
-        self.is_paused = False
+        self.is_paused = self.is_saved = False
         self.run, self.asked = 1, list[tuple[str, dict[str, str]]]()
         self.policy: policy.Policy | None = policy.Policy(interval=1)
 
@@ -41,8 +43,14 @@ class _Domain:
     def running(self) -> bool:
         return self.is_running
 
-    def run_id(self) -> int:
+    def libvirt_id(self) -> int:
         return self.run
+
+    def process(self) -> str:
+        return f'process-{self.run}'
+
+    def saved(self) -> bool:
+        return self.is_saved
 
     def qmp(self, command: str, **arguments: str) -> None:
         self.asked.append((command, arguments))
@@ -72,7 +80,10 @@ class WatchTest(base.TestCase):
         for target, action in (
             ('automatic.take', self.take),
             ('automatic.thin', lambda _found: None),
-            ('recover.recover', lambda _found, _record: self.done.append('recover')),
+            ('recover.recover', self.recover),
+            ('recover.finish', lambda _found, _record: self.done.append('finish')),
+            ('automatic.current', lambda _there: None),
+            ('runs.tree.checkpoints', lambda _found: []),
             ('fixate.finish', lambda _found: self.done.append('destroy')),
             ('policy.get', lambda found: found.policy),
         ):
@@ -82,6 +93,10 @@ class WatchTest(base.TestCase):
         patched = mock.patch.object(time, 'monotonic', new=lambda: self.now)
         patched.start()
         self.addCleanup(patched.stop)
+
+    def recover(self, _found: Any, record: records.Record) -> recover.Result:
+        self.done.append('recover')
+        return recover.Result(name='web1', checkpoint=record.checkpoint, age=0, time=0)
 
     def take(self, _found: Any, _prefix: str) -> tuple[str, model.Taken]:
         if self.fails:
@@ -110,9 +125,13 @@ class WatchTest(base.TestCase):
             (State.RUNS, False): (['recover'], State.RUNS),
             (State.RUNS, True): ([], None),
             (State.FIXATING, False): (['recover'], State.FIXATING),
-            (State.FIXATING, True): (['recover'], State.FIXATING),
+            (State.FIXATING, True): ([], None),
+            # it was off by what was done before
+            (State.RECOVERING, False): (['recover'], State.RECOVERING),
+            (State.RECOVERING, True): (['recover'], State.RECOVERING),
         }
         for state, purpose in itertools.product((None, *State), (False, True)):
+            self.now += 100
             self.enter(state)
             self.found.on_purpose = purpose
             self.assertEqual(
@@ -120,22 +139,42 @@ class WatchTest(base.TestCase):
                 (self.look(), self.state()),
                 f'{state} {purpose}',
             )
+        self.found.is_saved = True  # libvirt has it go on
+        self.enter(State.RUNS)
+        self.assertEqual(([], None), (self.look(), self.state()))
+
+    def test_a_recovery_that_fails_is_tried_later(self) -> None:
+        self.found.is_active = False
+        for seconds, expected in ((0, ['recover']), (59, []), (2, ['recover'])):
+            self.now += seconds
+            self.enter(State.RECOVERING)
+            self.assertEqual(expected, self.look())
+        self.enter(State.RECOVERING, checkpoint='c')
+        self.now += 61
+        self.assertEqual(['recover'], self.look())
+        self.assertEqual(['recover'], self.look())  # that one went well
 
     def test_active(self) -> None:
         """A QEMU that nobody has seen is a new run; of a known one only the loop's states count."""
         for state in (None, *State):
             self.enter(state)
             self.now += 100
-            self.assertEqual((['take'], State.RUNS), (self.look(), self.state()), str(state))
+            expected = (['take'], State.RUNS)
+            if state is State.RECOVERING:
+                expected = (['finish'], State.RECOVERING)  # its QEMU is a new one, too
+            self.assertEqual(expected, (self.look(), self.state()), str(state))
         run = runs.current(self.found)
-        for state, expected in (
-            (State.RUNS, (['take'], State.RUNS)),
-            (State.FIXATED, (['destroy'], State.FIXATED)),  # it did not end
-            (State.FAILED, ([], State.FAILED)),
-        ):
+        for state in (State.RUNS, State.FIXATED, State.FAILED):
             self.enter(state, run=run)
             self.now += 100
-            self.assertEqual(expected, (self.look(), self.state()), str(state))
+            self.assertEqual((['take'], State.RUNS), (self.look(), self.state()), str(state))
+
+    def test_a_fixated_qemu_that_did_not_end(self) -> None:
+        self.enter(State.FIXATED, run=runs.current(self.found))
+        self.found.is_running = False
+        self.assertEqual((['destroy'], State.FIXATED), (self.look(), self.state()))
+        self.found.run += 1  # its owner has started it, paused
+        self.assertEqual(([], State.RUNS), (self.look(), self.state()))
 
     def test_a_fixation_that_was_killed(self) -> None:
         for paused in (False, True):
@@ -162,15 +201,15 @@ class WatchTest(base.TestCase):
             self.assertEqual(paused, found.paused)
 
     def test_it_has_run_for_long(self) -> None:
+        self.found.policy = policy.Policy(interval=policy.OFF)
         for seconds, tries in ((0, 2), (601, 0)):
             self.enter(
                 State.RUNS, run=runs.current(self.found), since=time.time() - seconds, tries=2
             )
-            self.now += 100
             self.look()
             found = records.read(UUID)
             assert found is not None
-            self.assertEqual((tries, 'c1'), (found.tries, found.checkpoint))
+            self.assertEqual(tries, found.tries)  # also without a checkpoint
 
     def test_when_one_is_taken(self) -> None:
         self.assertEqual(['take'], self.look())
@@ -227,3 +266,15 @@ class WatchTest(base.TestCase):
         self.found.is_active = False
         self.watch.end()
         self.assertEqual(([], State.RUNS), (self.look(), self.state()))
+
+    def test_the_last_look(self) -> None:
+        """A guest that was shut down with the host is not to come back."""
+        self.enter(State.RUNS)
+        self.found.is_active, self.found.on_purpose = False, True
+        self.watch.end()
+        names = mock.patch('pcow_driver.virt.domain.names_of_all', new=lambda _none: ['web1'])
+        connect = mock.patch('pcow_driver.virt.domain.connect', new=contextlib.nullcontext)
+        lookup = mock.patch('pcow_driver.virt.domain.Domain', new=lambda *_: self.found)
+        with names, connect, lookup:
+            self.watch.run()
+        self.assertIsNone(self.state())
