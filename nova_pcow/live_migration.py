@@ -25,6 +25,7 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import migration as migration_module
 from nova_pcow import notes
 from nova_pcow import storage
+from nova_pcow import travel_base
 from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.images import image
@@ -147,19 +148,15 @@ def _leaving(item: storage.ServerImage) -> Leaving:
                 'server'
             )
         )
-    base = (
-        None
-        if info.base_filename is None
-        else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
-    )
+    base = travel_base.of(item.path, info)
     return Leaving(
         item.role,
         item.pool.uuid,
         item.pool.persistence(),
         info.virtual_size,
-        base,
-        info.base_path,
-        info.base_uuid,
+        base.name,
+        base.path,
+        base.uuid,
     )
 
 

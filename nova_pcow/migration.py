@@ -24,9 +24,9 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import reserved
 from nova_pcow import storage
+from nova_pcow import travel_base
 from pcow_driver.common import durable
 from pcow_driver.common import exception
-from pcow_driver.common import names
 from pcow_driver.health import scrub
 from pcow_driver.images import image
 from pcow_driver.images import model
@@ -206,16 +206,18 @@ def check_travels(uuid: str) -> None:
     """Find out what would keep the images of a server from being sent to another host, while it
     still runs.
 
-    :raises PcowError: an image stands on something else than a template
+    :raises PcowError: an image stands on something else than the template it was made on
     """
     for item in storage.find(uuid):
-        if image.info(item.path, force_share=True).base_snapshot is not None:
+        info = image.info(item.path, force_share=True)
+        if info.base_snapshot is not None:
             raise storage.ServerStorageError(
                 reason=(
                     f'{item.path} is a fork of a snapshot, which does not travel: make an image of '
                     f'the server'
                 )
             )
+        travel_base.of(item.path, info)
 
 
 def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
@@ -235,15 +237,11 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
         info, damage = image.info(item.path), image.check_data(item.path).damage
         if damage is not None:
             LOG.error('%s is damaged, and is sent as it is: %s', item.path, damage)
-        base = (
-            None
-            if info.base_filename is None
-            else os.path.basename(info.base_filename).removesuffix(names.IMAGE_SUFFIX)
-        )
+        base = travel_base.of(item.path, info)
         target = os.path.join(directory, os.path.basename(item.path))
         libvirt_utils.copy_image(item.path, target, host=host, compression=False)
         sent.append(
-            Transferred(item.role, target, base, info.base_path, info.base_uuid, damage is not None)
+            Transferred(item.role, target, base.name, base.path, base.uuid, damage is not None)
         )
     _mark(uuid, reserved.SENT)
     return sent

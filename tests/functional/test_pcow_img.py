@@ -188,6 +188,8 @@ class CreateTest(images.ImageTestCase):
         self.img('create', '-q', '-u', '-b', 'later.pcow', 'top.pcow', '4M')
         self.img_fails('map', 'top.pcow', message='later.pcow is missing')
         self.create('later.pcow', '4M')
+        self.img_fails('map', 'top.pcow', message='accept it with pcow-img rebase -u -b')
+        self.img('rebase', '-q', '-u', '-b', 'later.pcow', 'top.pcow')
         self.img('map', 'top.pcow')
 
     def test_base_snapshot(self):

@@ -2,6 +2,7 @@
 /* Opening an image file and taking its lock, and closing it. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/fs.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,8 @@
 #include "image/file.h"
 #include "image/mirror.h"
 #include "util/error.h"
+
+#define MAX_LINKS 8u                   /* as many as any path needs, and no loop */
 
 static int take_lock(const struct file *file, struct pcow_error *error)
 {
@@ -124,6 +127,55 @@ bool file_is_replaced(const struct file *file, int directory, const char *name, 
            || open_file.st_dev != named.st_dev || open_file.st_ino != named.st_ino;
 }
 
+/* The path of what a link names, seen from where the link was named. NULL: there is no memory. */
+static char *link_target(const char *name, const char *target)
+{
+    const char *slash = strrchr(name, '/');
+    size_t prefix = *target == '/' || !slash ? 0 : (size_t)(slash - name) + 1;
+    char *path = malloc(prefix + strlen(target) + 1);
+
+    if (path) {
+        memcpy(path, name, prefix);
+        strcpy(path + prefix, target);
+    }
+    return path;
+}
+
+/*
+ * A link in the place of the file is followed if it is the user's own, or root's. Whoever may write
+ * to a directory would choose else on which file root works there. The kernel does the same where
+ * everybody may write (Documentation/admin-guide/sysctl/fs.rst, protected_symlinks). Returns a
+ * descriptor, or a negative errno: -ELOOP for a link that is not followed.
+ */
+static int open_by_own_links(int directory, const char *name, int flags, unsigned links)
+{
+    int fd = openat(directory, name, flags | O_NOFOLLOW), ret = -errno, link;
+    char target[PATH_MAX], *path;
+    struct stat st;
+    ssize_t length;
+
+    if (fd >= 0)
+        return fd;
+    if (ret != -ELOOP || links == 0)
+        return ret;
+    link = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (link < 0)
+        return -errno;
+    length = fstat(link, &st) || (st.st_uid != 0 && st.st_uid != geteuid())
+                 ? -1
+                 : readlinkat(link, "", target, sizeof target - 1);
+    close(link);
+    if (length < 0)
+        return -ELOOP;
+    target[length] = '\0';
+    path = link_target(name, target);
+    if (!path)
+        return -ENOMEM;
+    ret = open_by_own_links(directory, path, flags, links - 1);
+    free(path);
+    return ret;
+}
+
 static int open_once(struct file *file, int directory, const char *name, const char *shown_path,
                      unsigned flags, struct observer *observer, struct pcow_error *error)
 {
@@ -137,10 +189,11 @@ static int open_once(struct file *file, int directory, const char *name, const c
     if (!file->path)
         return error_set(error, -ENOMEM, "out of memory");
     /* O_NONBLOCK: a FIFO put in place of an image must not hang us. */
-    file->fd = openat(directory, name,
-                      (file->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK
-                          | (flags & FILE_NO_FOLLOW ? O_NOFOLLOW : 0));
-    saved_errno = errno;
+    ret = open_by_own_links(directory, name,
+                            (file->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK,
+                            flags & FILE_NO_FOLLOW ? 0 : MAX_LINKS);
+    saved_errno = ret < 0 ? -ret : 0;
+    file->fd = ret < 0 ? -1 : ret;
     if (file->fd >= 0)
         ret = finish_open(file, flags, observer, error);
     else if (saved_errno == EPERM && file->writable && is_immutable(directory, name))
@@ -148,6 +201,11 @@ static int open_once(struct file *file, int directory, const char *name, const c
                         "%s is immutable (lsattr shows i), as the templates of pools are: make an "
                         "image on it with pcow-img "
                         "create -b, or take the flag off first with chattr -i",
+                        shown_path);
+    else if (saved_errno == ELOOP)
+        ret = error_set(error, -ELOOP,
+                        "%s is a symbolic link of another user, or one of a loop, and is not "
+                        "followed; name the image itself",
                         shown_path);
     else
         ret = error_set_errno(error, -saved_errno, "cannot open %s", shown_path);

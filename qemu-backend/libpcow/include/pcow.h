@@ -106,7 +106,10 @@ struct pcow_create_options {
     /* snapshot of the base to stand on; NULL: its active layer */
     const char *base_snapshot;
     bool copy_on_read;                         /* see pcow_set_copy_on_read() */
-    /* record the base by name without opening it (as qemu-img create -u); needs virtual_size */
+    /*
+     * record the base by name without opening it (as qemu-img create -u); needs virtual_size. The
+     * image is not opened with it before pcow_rebase() has accepted the base.
+     */
     bool base_unchecked;
     /* without the second copy of the metadata and its checksums, as images were made before */
     bool no_mirror;
@@ -137,7 +140,8 @@ enum pcow_open_flags {
  * (not with WRITE). A snapshot can be read while somebody writes to the image; it is not deleted
  * until it is closed. -EMEDIUMTYPE not a pcow image; -ENOTSUP unknown feature or version; -EBADMSG
  * damaged, see pcow_check(); -EBUSY locked; -ENOENT base or snapshot missing; -ESTALE base changed
- * since; -EROFS sealed image opened for writing.
+ * since, or nobody has looked at it yet; -EROFS sealed image opened for writing; -ELOOP a chain that
+ * is too deep, or a symbolic link of another user, which is not followed.
  */
 int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image,
               struct pcow_error *error);

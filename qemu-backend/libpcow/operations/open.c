@@ -211,16 +211,29 @@ static int view_layer(struct pcow_image *base, const struct base_record *record,
 static int check_identity(const struct pcow_image *base, const struct base_record *record,
                           const char *path, struct pcow_error *error)
 {
+    static const uint8_t unknown[PCOW_UUID_SIZE];
     uint64_t generation = base->format1 ? base->file.size : word_value(base->header.generation);
 
-    if (record->flags & BASE_UNCHECKED)
-        return 0;
+    /*
+     * A guest's QEMU may write to this record. What it does not know is the uuid of an image that is
+     * none of its own: without that a name would open any image of the directory, to whoever opens
+     * this one.
+     */
+    if (record->format == 2 && record->flags & BASE_UNCHECKED
+        && memcmp(record->uuid, unknown, PCOW_UUID_SIZE) == 0)
+        return error_set(error, -ESTALE,
+                         "%s: nobody has looked at its base %s since it was recorded; accept it "
+                         "with pcow-img rebase -u -b",
+                         path, base->file.path);
     if (record->format == 2 && memcmp(record->uuid, base->header.uuid, PCOW_UUID_SIZE))
         return error_set(
             error, -ESTALE,
             "%s: the file %s is another image than the base it was made on (uuid differs); "
             "put the right one back, or accept it with pcow-img rebase -u -b",
             path, base->file.path);
+    /* A commit was cut off, see rebase.c: what has changed the image holds itself. */
+    if (record->flags & BASE_UNCHECKED)
+        return 0;
     if (record->layer == 0 && record->generation != generation)
         return error_set(error, -ESTALE,
                          "%s: its base %s was changed since (generation %llu, was %llu); "

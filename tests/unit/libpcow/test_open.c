@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "format/format2.h"
+#include "image/image.h"
 
 static int create(const char *name, struct pcow_create_options options, struct pcow_error *error)
 {
@@ -152,8 +153,88 @@ static void test_another_image_in_place_of_the_base(void **state)
     MUST_FAIL(-ESTALE, pcow_open(scratch("top"), 0, NULL, &image, &error));
 }
 
+/* What a guest's QEMU can do to the header of its image, with right checksums. */
+static void forge_base(const char *name, const char *base, const uint8_t uuid[PCOW_UUID_SIZE],
+                       uint32_t flags)
+{
+    pcow_image *image = must_open(scratch(name), PCOW_OPEN_WRITE | PCOW_OPEN_NO_BASE);
+    struct base_record record = {.format = 2, .flags = flags};
+
+    strcpy(record.name, base);
+    memcpy(record.uuid, uuid, sizeof record.uuid);
+    record.crc = base_record_crc(&record);
+    MUST(header_set_base(image, &record, &error));
+    pcow_close(image);
+}
+
+static void test_base_that_nobody_has_looked_at(void **state)
+{
+    static const uint8_t unknown[PCOW_UUID_SIZE], guessed[PCOW_UUID_SIZE] = {1};
+    struct pcow_create_options options = {
+        .base = scratch("victim"), .base_unchecked = true, .virtual_size = 4 * MIB};
+    pcow_image *image;
+
+    (void)state;
+    MUST(create("top", options, &error));
+    image = must_create(scratch("victim"), 4 * MIB, 0, NULL);
+    MUST(pcow_write(image, 0, "secret", 6, &error));
+    pcow_close(image);
+    MUST_FAIL(-ESTALE, pcow_open(scratch("top"), 0, NULL, &image, &error));
+    MUST_FAIL(-ESTALE, pcow_open(scratch("top"), PCOW_OPEN_WRITE, NULL, &image, &error));
+    MUST_FAIL(-ESTALE, pcow_open(scratch("top"), PCOW_OPEN_FORCE_SHARE, NULL, &image, &error));
+    image = must_open(scratch("top"), PCOW_OPEN_WRITE | PCOW_OPEN_NO_BASE);
+    MUST(pcow_rebase(image, scratch("victim"), NULL, true, NULL, NULL, &error));
+    pcow_close(image);
+    image = must_open(scratch("top"), PCOW_OPEN_WRITE);
+    assert_reads(image, 0, "secret", 6);
+    pcow_close(image);
+
+    pcow_close(must_create(scratch("hostile"), 4 * MIB, 0, NULL));
+    for (uint32_t flags = 0; flags <= BASE_UNCHECKED; flags++) {
+        forge_base("hostile", "victim", unknown, flags);
+        MUST_FAIL(-ESTALE, pcow_open(scratch("hostile"), 0, NULL, &image, &error));
+        forge_base("hostile", "victim", guessed, flags);
+        MUST_FAIL(-ESTALE, pcow_open(scratch("hostile"), 0, NULL, &image, &error));
+    }
+}
+
+/* As one that a service has put there, for root to work on another file than it named. */
+static void test_link_of_another_user(void **state)
+{
+    pcow_image *image;
+
+    (void)state;
+    if (geteuid())
+        skip();
+    pcow_close(must_create(scratch("image"), 4 * MIB, 0, NULL));
+    assert_int_equal(mkdir(scratch("beside"), 0700), 0);
+    assert_int_equal(symlink("../image", scratch("beside/own")), 0);
+    assert_int_equal(symlink("beside/own", scratch("twice")), 0);
+    pcow_close(must_open(scratch("twice"), PCOW_OPEN_WRITE));
+    assert_int_equal(lchown(scratch("beside/own"), 65534, 65534), 0);
+    MUST_FAIL(-ELOOP, pcow_open(scratch("beside/own"), 0, NULL, &image, &error));
+    MUST_FAIL(-ELOOP, pcow_open(scratch("twice"), PCOW_OPEN_WRITE, NULL, &image, &error));
+    MUST_FAIL(-ELOOP, pcow_check(scratch("twice"), 0, NULL, NULL, &(struct pcow_check_result){0},
+                                 &error));
+    assert_int_equal(symlink("round", scratch("round")), 0);
+    MUST_FAIL(-ELOOP, pcow_open(scratch("round"), 0, NULL, &image, &error));
+    unlink(scratch("beside/own"));
+    rmdir(scratch("beside"));
+}
+
+static void uuid_of(const char *name, uint8_t uuid[PCOW_UUID_SIZE])
+{
+    pcow_image *image = must_open(scratch(name), PCOW_OPEN_NO_BASE);
+    struct pcow_info info;
+
+    pcow_get_info(image, &info);
+    memcpy(uuid, info.uuid, PCOW_UUID_SIZE);
+    pcow_close(image);
+}
+
 static void test_chain_that_leads_back_to_itself(void **state)
 {
+    uint8_t uuid[PCOW_UUID_SIZE];
     pcow_image *image;
 
     (void)state;
@@ -163,13 +244,10 @@ static void test_chain_that_leads_back_to_itself(void **state)
     MUST(pcow_rebase(image, scratch("b"), NULL, true, NULL, NULL, &error));
     pcow_close(image);
     MUST_FAIL(-ESTALE, pcow_open(scratch("b"), 0, NULL, &image, &error));
-    /*
-     * Recorded by name alone: the chain of the new base cannot be opened while its end has a
-     * writer.
-     */
-    image = must_open(scratch("b"), PCOW_OPEN_WRITE | PCOW_OPEN_NO_BASE);
-    MUST(pcow_rebase(image, scratch("a"), NULL, true, NULL, NULL, &error));
-    pcow_close(image);
+    uuid_of("a", uuid);
+    forge_base("b", "a", uuid, BASE_UNCHECKED);
+    uuid_of("b", uuid);
+    forge_base("a", "b", uuid, BASE_UNCHECKED);
     MUST_FAIL(-ELOOP, pcow_open(scratch("b"), 0, NULL, &image, &error));
 }
 
@@ -177,6 +255,7 @@ static void test_deep_chain(void **state)
 {
     unsigned char bytes[PCOW_MAX_CHAIN_DEPTH];
     pcow_image *image = must_create(scratch("f0"), 4 * MIB, 0, NULL);
+    uint8_t uuid[PCOW_UUID_SIZE];
     char path[600], base[600];
 
     (void)state;
@@ -204,6 +283,9 @@ static void test_deep_chain(void **state)
         "last",
         (struct pcow_create_options){.base = path, .base_unchecked = true, .virtual_size = 4 * MIB},
         &error));
+    snprintf(base, sizeof base, "f%u", PCOW_MAX_CHAIN_DEPTH - 1);
+    uuid_of(base, uuid);
+    forge_base("last", base, uuid, BASE_UNCHECKED);
     MUST_FAIL(-ELOOP, pcow_open(scratch("last"), 0, NULL, &image, &error));
 }
 
@@ -367,6 +449,8 @@ int main(void)
         TEST(test_sealed_image_has_no_writer),
         TEST(test_base_changed_missing_or_replaced),
         TEST(test_another_image_in_place_of_the_base),
+        TEST(test_base_that_nobody_has_looked_at),
+        TEST(test_link_of_another_user),
         TEST(test_chain_that_leads_back_to_itself),
         TEST(test_deep_chain),
         TEST(test_every_flipped_bit_of_the_metadata_is_noticed_or_harmless),

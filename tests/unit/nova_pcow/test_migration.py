@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import io
 import json
 import os
 from pathlib import Path
@@ -18,11 +19,14 @@ from nova_pcow import arrival
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
 from nova_pcow import inventory
+from nova_pcow import live_migration
 from nova_pcow import migration
+from nova_pcow import snapshot
 from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
+from pcow_driver.copies import transfer
 from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
@@ -253,6 +257,29 @@ class MigrationTest(base.TestCase):
         self.assertEqual(('[{"path": "/x/disk"}]', sent), (disks, arrived))
         there = self.on('there')
         migration.receive(_UUID, there, arrived, '', str(self.instance), template)  # type: ignore[arg-type]
+        self.assertEqual([], os.listdir(self.instance))
+
+    def test_base_that_a_guest_has_named(self) -> None:
+        """Its QEMU may write to the header, and another server's image would go along."""
+        root = self.path('root')
+        other = os.path.join(self.pools['here'].path, 'server-other-root.pcow')
+        image.create(other, 16 * units.MIB)
+        for named in (other, image.info(root).base_path):
+            os.unlink(root)
+            # what a header can say without knowing a UUID
+            tool.run(tool.find('pcow_img'), 'create', '-q', '-u', '-b', str(named), root, '16M')
+            for refused in (
+                lambda: migration.check_travels(_UUID),
+                lambda: migration.send(_UUID, str(self.instance), None),
+                lambda: live_migration.leaving(_UUID),
+                lambda: snapshot.export(root, None, str(self.directory / 'upload'), 'raw'),
+                lambda: transfer.send(root, io.BytesIO()),
+            ):
+                self.assertRaisesRegex(exception.PcowError, 'rebase -u -b', refused)
+        image.rebase(root, other, unsafe=True)  # it knows the UUID: that is no template
+        self.assertRaisesRegex(
+            storage.ServerStorageError, 'not the template', migration.check_travels, _UUID
+        )
         self.assertEqual([], os.listdir(self.instance))
 
     def test_move_to_a_host_that_makes_the_template(self) -> None:
