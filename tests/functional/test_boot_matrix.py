@@ -72,6 +72,7 @@ class BootMatrixTest(boot_guest.BootTestCase):
     def test_trixie_gpt_grub_efi_btrfs(self) -> None:
         self.boots(Image('trixie', 'gpt', 'grub-efi', 'btrfs', ESP_ENDS), BTRFS)
 
+    @only_long
     def test_trixie_dos_grub_pc_ext4_unaligned(self) -> None:
         self.boots(Image('trixie', 'dos', 'grub-pc', 'ext4', 63), UNALIGNED, partition=1)
 

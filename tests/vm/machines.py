@@ -33,7 +33,7 @@ class Surroundings:
     report: outer.Report
 
 
-def _pools(around: Surroundings) -> int:
+def _pools(around: Surroundings, short: bool = False) -> int:
     root = contents.pools_tree(
         around.scratch / 'tree',
         around.parts,
@@ -51,8 +51,7 @@ def _pools(around: Surroundings) -> int:
                 result |= {'passed': False, 'error': str(e)}
         around.report(result)
 
-    poolrun.run(around.outside, root, around.scratch, report)
-    return len(poolrun.NAMES)
+    return poolrun.run(around.outside, root, around.scratch, report, short)
 
 
 def _power(around: Surroundings, lost_caches: bool = False) -> int:
@@ -90,6 +89,7 @@ def _confinement(around: Surroundings) -> int:
 # Each returns the number of results that it must have reported.
 FSDAX: dict[str, Callable[[Surroundings], int]] = {
     'pools': _pools,
+    'pools-session': functools.partial(_pools, short=True),
     'power': _power,
     'caches': functools.partial(_power, lost_caches=True),
     'confinement': _confinement,
