@@ -7,10 +7,8 @@ The rows that differ most are in every run, the others with --long.
 
 from __future__ import annotations
 
-import os
-import unittest
-
 from tests.functional import boot_guest
+from tests.functional import long
 from tools.lib.quickstart import boot_matrix
 
 Image = boot_matrix.Image
@@ -21,8 +19,6 @@ SMALL = rb'the root on pmem0p\d is mapped in pages of 4 KiB'
 UNALIGNED = rb'without DAX: the partition does not begin at a multiple of 4 KiB'
 REFLINK = rb'without DAX: XFS with reflink has none in a partition'
 BTRFS = rb'without DAX: btrfs has none'
-
-only_long = unittest.skipUnless(os.environ.get('PCOW_TEST_LONG'), 'only with --long')
 
 
 class BootMatrixTest(boot_guest.BootTestCase):
@@ -61,50 +57,50 @@ class BootMatrixTest(boot_guest.BootTestCase):
             with self.start() as vm:
                 self.assertEqual(releases[-1], vm.run('uname -r').strip())
 
-    @only_long
+    @long.only_long
     def test_trixie_gpt_systemd_boot_ext4(self) -> None:
         self.boots(Image('trixie', 'gpt', 'systemd-boot', 'ext4', ESP_ENDS))
 
     def test_trixie_gpt_uki_xfs(self) -> None:
         self.boots(Image('trixie', 'gpt', 'uki', 'xfs', ESP_ENDS))
 
-    @only_long
+    @long.only_long
     def test_trixie_gpt_grub_efi_btrfs(self) -> None:
         self.boots(Image('trixie', 'gpt', 'grub-efi', 'btrfs', ESP_ENDS), BTRFS)
 
-    @only_long
+    @long.only_long
     def test_trixie_dos_grub_pc_ext4_unaligned(self) -> None:
         self.boots(Image('trixie', 'dos', 'grub-pc', 'ext4', 63), UNALIGNED, partition=1)
 
-    @only_long
+    @long.only_long
     def test_trixie_gpt_grub_efi_ext4(self) -> None:
         self.boots(Image('trixie', 'gpt', 'grub-efi', 'ext4', ESP_ENDS))
 
-    @only_long
+    @long.only_long
     def test_trixie_gpt_grub_pc_xfs_reflink(self) -> None:
         self.boots(Image('trixie', 'gpt', 'grub-pc', 'xfs-reflink'), REFLINK)
 
-    @only_long
+    @long.only_long
     def test_trixie_dos_grub_pc_xfs(self) -> None:
         self.boots(Image('trixie', 'dos', 'grub-pc', 'xfs', MIB), SMALL, partition=1)
 
-    @only_long
+    @long.only_long
     def test_bookworm_dos_grub_efi_ext4(self) -> None:
         self.boots(Image('bookworm', 'dos', 'grub-efi', 'ext4', ESP_ENDS))
 
-    @only_long
+    @long.only_long
     def test_bookworm_gpt_grub_pc_xfs_reflink(self) -> None:
         self.boots(Image('bookworm', 'gpt', 'grub-pc', 'xfs-reflink'), REFLINK)
 
-    @only_long
+    @long.only_long
     def test_bookworm_dos_grub_pc_xfs(self) -> None:
         self.boots(Image('bookworm', 'dos', 'grub-pc', 'xfs', MIB), SMALL, partition=1)
 
-    @only_long
+    @long.only_long
     def test_bookworm_gpt_grub_pc_btrfs(self) -> None:
         self.boots(Image('bookworm', 'gpt', 'grub-pc', 'btrfs'), BTRFS)
 
-    @only_long
+    @long.only_long
     def test_bookworm_gpt_systemd_boot_ext4(self) -> None:
         """A kernel that the guest installs boots next."""
         self.boots(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.functional import boot_guest
+from tests.functional import long
 from tools.lib.quickstart import debian_image
 
 
@@ -30,6 +31,7 @@ class BootShimTest(boot_guest.BootTestCase):
         """
         self.make_image_of(self.disk, 'qcow2', debian_image.ROOT_OFFSET, configuration)
 
+    @long.only_long
     def test_the_kernel_that_grub_would_take(self) -> None:
         self.make_image()
         with self.start() as vm:

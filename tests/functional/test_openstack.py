@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """nova_pcow on a real OpenStack, with real guests that check their own data."""
 
-import os
 from pathlib import Path
 import re
 import unittest
@@ -9,6 +8,7 @@ import unittest
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.virt import disk_xml
+from tests.functional import long
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
 from tests.functional import server_session
@@ -56,7 +56,7 @@ TWO_NODES_ROWS = (
 TWO_NODES_REFUSED = ('live_migrate_snapshot', 'evacuate')
 STOCK_SECONDS = 400.0  # for two kernels, under emulation
 # servers from one image, one after the other
-COMPARED = 5 if os.environ.get('PCOW_TEST_LONG') else 2
+COMPARED = 5 if long.LONG else 2
 
 
 def setUpModule() -> None:

@@ -16,6 +16,7 @@ import time
 import testtools
 
 from tests.functional import images
+from tests.functional import long
 
 GUEST_SECONDS = 900
 PLACE = Path('/dev/shm')
@@ -161,6 +162,7 @@ class ToolsBenchTest(BenchTestCase):
 
 
 class GuestBenchTest(BenchTestCase):
+    @long.only_long
     def test_a_guest_measures_all_devices(self) -> None:
         before = set(PLACE.iterdir())
         self.bench('guest', '--quick', timeout=GUEST_SECONDS)

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 from typing import Any
-import unittest
 
 import testtools
 
 from pcow_driver.common import units
 from tests.functional import images
+from tests.functional import long
 from tests.functional import test_main_job as main_job
 from tests.functional import test_qemu_backend as backend
 from tests.vm import caches
@@ -25,8 +25,6 @@ from tests.vm import kernels
 
 SECONDS = 3000 + float(os.environ.get('PCOW_RANDOM_SECONDS', '0'))
 CACHE = Path(os.environ.get('PCOW_CACHE_DIR', '/var/cache/pcow'))
-LONG = bool(os.environ.get('PCOW_TEST_LONG'))
-only_long = unittest.skipUnless(LONG, 'only with --long')
 UNREACHABLE = kernels.Unreachable.msg_fmt.partition('%')[0]
 
 
@@ -188,18 +186,18 @@ class KvmTest(VmTestCase):
         self.assertTrue(found['vhost@tmpfs']['figures']['resizes'], found['vhost@tmpfs'])
         return found
 
-    @only_long
+    @long.only_long
     def test_kernel_of_debian_13(self) -> None:
         self.run_on_host('trixie', (6, 12))
 
-    @only_long
+    @long.only_long
     def test_newer_kernel(self) -> None:
         """The newest that there is a package of."""
         self.run_on_host('trixie-backports', (7, 0))
 
     def test_media_errors(self) -> None:
         """Pages that the host's kernel declares to be lost; and stores that a full pool refuses."""
-        wanted = self.MEDIA + (self.MEDIA_LONG if LONG else ())
+        wanted = self.MEDIA + (self.MEDIA_LONG if long.LONG else ())
         found = self.run_steady(wanted)
         for name in wanted:
             if name.startswith('media-errors@'):
@@ -223,7 +221,7 @@ class TcgTest(VmTestCase):
         self.assertEqual([*self.SCENARIOS], [item['name'] for item in found])
         self.check(found)
 
-    @only_long
+    @long.only_long
     def test_all(self) -> None:
         found = self.run_all('tcg')
         self.assertLess(
@@ -255,7 +253,7 @@ class FsdaxTest(VmTestCase):
         found = [item['name'] for item in self.run_all('fsdax', '--only', 'pools-session')]
         self.assertEqual(['pool-session'], found)
 
-    @only_long
+    @long.only_long
     def test_pools(self) -> None:
         """Also what is refused or killed, a reboot under systemd, and damaged labels."""
         found = {
