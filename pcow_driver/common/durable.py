@@ -44,6 +44,14 @@ def sync(directory: str) -> None:
         os.close(descriptor)
 
 
-def opener(path: str, flags: int) -> int:
-    """For :func:`open`: a new file is private."""
-    return os.open(path, flags, PRIVATE)
+def secret_opener(path: str, flags: int) -> int:
+    """For :func:`open`: a new file is for its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
+def private_mode() -> int:
+    """PRIVATE, less the umask."""
+    # umask() itself would change it for a moment, and for all threads
+    with open('/proc/self/status', encoding='ascii', errors='replace') as f:
+        umask = next(line.split()[1] for line in f if line.startswith('Umask:'))
+    return PRIVATE & ~int(umask, 8)
