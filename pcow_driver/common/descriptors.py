@@ -20,7 +20,6 @@ from pcow_driver.common import exception
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # an ACL that lets somebody write shows in the bits of the group
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_LINKS = 40  # as the kernel
 
 
@@ -35,26 +34,50 @@ def open_file(path: str) -> int:
 
     :raises OSError: also for what is no regular file, and for a link of another user
     """
+    descriptor = _open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, 'it is not a regular file', path)
+    return descriptor
+
+
+@contextlib.contextmanager
+def directory_place(path: str) -> Iterator[str]:
+    """A path of a directory (:func:`place`), whatever becomes of its names; a link at its name is
+    followed as by :func:`open_file`.
+
+    :raises OSError:
+    """
+    descriptor = _open(path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield place(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: str, flags: int) -> int:
     for _link in range(_MAX_LINKS):
         try:
-            descriptor = os.open(path, _READ)
+            return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as e:
-            if e.errno != errno.ELOOP:
+            if e.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
-            path = os.path.join(os.path.dirname(path), _target(path))
-            continue
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, 'it is not a regular file', path)
-        return descriptor
+            path = os.path.join(os.path.dirname(path), _target(path, e))
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
-def _target(path: str) -> str:
-    """:raises OSError: it is no link, or one of another user"""
+def _target(path: str, refused: OSError) -> str:
+    """Of a link that is followed.
+
+    :param refused: raised if it is no link
+    :raises OSError:
+    """
     link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.fstat(link).st_uid not in {0, os.geteuid()}:
+        status = os.fstat(link)
+        if not stat.S_ISLNK(status.st_mode):
+            raise refused
+        if status.st_uid not in {0, os.geteuid()}:
             raise OSError(errno.ELOOP, 'it is a symbolic link of another user', path)
         return os.readlink('', dir_fd=link)
     finally:

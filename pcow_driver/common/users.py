@@ -22,8 +22,9 @@ def run_as(uid: int, function: Callable[[], None]) -> None:
     """Call a function as a user, with its groups, in a process of its own; in this one, if this is
     that user. Not for programs with threads.
 
-    That process has a session, so that no terminal is its own; ``PATH``, ``LANG``, what sets options
-    of pcow and the user's ``HOME`` are its environment. It ends if this call is interrupted.
+    That process has a session, so that no terminal is its own. Its environment is ``PATH``,
+    ``LANG``, what sets options of pcow, and the user's ``HOME``. It ends if this call is
+    interrupted.
 
     :raises ToolFailed: the function has raised, with what it said; or there is no such user
     """
