@@ -27,7 +27,7 @@ def path(name: str) -> Path:
 def read(name: str) -> Target | None:
     """:raises StateInvalid:"""
     try:
-        value = json.loads(path(name).read_text())
+        value = json.loads(durable.read(str(path(name))))
         return remote.RemotePool(**value) if 'address' in value else local.LocalPool(**value)
     except FileNotFoundError:
         return None

@@ -7,7 +7,6 @@ A note is a file in ``[pcow] state_path``, durable before what it speaks of happ
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from oslo_log import log as logging
@@ -46,8 +45,7 @@ def get(kind: str, uuid: str) -> str | None:
     """:raises StateInvalid: it cannot be read"""
     source = path(kind, uuid)
     try:
-        with open(source, encoding='utf-8') as f:
-            return f.read()
+        return durable.read(source)
     except FileNotFoundError:
         return None
     except OSError as e:
@@ -71,8 +69,6 @@ def forget(*kinds: str, uuid: str) -> None:
     for kind in kinds:
         target = path(kind, uuid)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(target)
-                durable.sync(_directory())
+            durable.remove(target)
         except OSError as e:
             raise exception.StateInvalid(path=target, reason=str(e.strerror)) from None

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that are reached step by step, each from the descriptor of the one above it.
+"""Directories that are reached step by step, each from the descriptor of the one above it; and
+files that are opened once.
 
-No link is followed, so nobody leads the way elsewhere. With ``trusted`` it is also refused where
-somebody else could exchange a step after it was looked at: what root then does to the descriptor,
-or to a name in it, it does to what the path says.
+On the way to a directory no link is followed, so nobody leads the way elsewhere. With ``trusted``
+it is also refused where somebody else could exchange a step after it was looked at: what root then
+does to the descriptor, or to a name in it, it does to what the path says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import os
 import stat
 
@@ -18,11 +20,68 @@ from pcow_driver.common import exception
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # an ACL that lets somebody write shows in the bits of the group
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_MAX_LINKS = 40  # as the kernel
 
 
 def place(descriptor: int) -> str:
     """A path of what a descriptor of this process stands for, whatever becomes of its names."""
     return f'/proc/self/fd/{descriptor}'
+
+
+def open_file(path: str) -> int:
+    """A descriptor of a regular file, to read it. A link at its name is followed if it is root's or
+    this user's, as libpcow does; nobody has to wait for a FIFO.
+
+    :raises OSError: also for what is no regular file, and for a link of another user
+    """
+    descriptor = _open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, 'it is not a regular file', path)
+    return descriptor
+
+
+@contextlib.contextmanager
+def directory_place(path: str) -> Iterator[str]:
+    """A path of a directory (:func:`place`), whatever becomes of its names; a link at its name is
+    followed as by :func:`open_file`.
+
+    :raises OSError:
+    """
+    descriptor = _open(path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield place(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: str, flags: int) -> int:
+    for _link in range(_MAX_LINKS):
+        try:
+            return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as e:
+            if e.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            path = os.path.join(os.path.dirname(path), _target(path, e))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def _target(path: str, refused: OSError) -> str:
+    """Of a link that is followed.
+
+    :param refused: raised if it is no link
+    :raises OSError:
+    """
+    link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(link)
+        if not stat.S_ISLNK(status.st_mode):
+            raise refused
+        if status.st_uid not in {0, os.geteuid()}:
+            raise OSError(errno.ELOOP, 'it is a symbolic link of another user', path)
+        return os.readlink('', dir_fd=link)
+    finally:
+        os.close(link)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ out.
 
 from typing import Any
 
+from pcow_driver.common import text
+
 
 class PcowError(Exception):
     """Base of all errors of this package.
@@ -12,7 +14,7 @@ class PcowError(Exception):
     ``msg_fmt`` is filled with the keyword arguments, which stay readable as :attr:`details`. They
     may be given as one dictionary as well, so that an error that came from another process
     (oslo.privsep) can be made again of its ``args``. ``hint``, which may be left out, is what was
-    probably meant.
+    probably meant. Some of it was said by other programs, and by guests: a terminal obeys none.
     """
 
     msg_fmt = '%(reason)s'
@@ -24,7 +26,7 @@ class PcowError(Exception):
         super().__init__(self.details)
 
     def __str__(self) -> str:
-        return self.msg_fmt % {'hint': '', **self.details}
+        return text.one_line(self.msg_fmt % {'hint': '', **self.details})
 
 
 class ToolNotFound(PcowError):

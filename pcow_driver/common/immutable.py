@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The immutable flag of a file (chattr +i, FS_IOC_SETFLAGS), and whether an open file is a
-template: nothing but system calls.
+"""The immutable flag of a file (chattr +i, FS_IOC_SETFLAGS), and what the header of an open image
+says of it: nothing but system calls.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import fcntl
 import os
 import stat
 import struct
+import uuid as uuidlib
 
 # Linux, include/uapi/linux/fs.h
 _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
 _FS_IMMUTABLE_FL = 0x10
 _FLAGS = struct.Struct('i')
 # doc/source/reference/format.rst
-_MAGIC, _STATE_OFFSET, _SEALED = b'\x89PCOW\r\n\x1a', 552, 1
+_MAGIC, _UUID_OFFSET, _STATE_OFFSET, _SEALED = b'\x89PCOW\r\n\x1a', 40, 552, 1
 
 
 @contextlib.contextmanager
@@ -71,3 +72,11 @@ def is_sealed(fd: int) -> bool:
         and len(header) > _STATE_OFFSET
         and bool(header[_STATE_OFFSET] & _SEALED)
     )
+
+
+def uuid_of(fd: int) -> str | None:
+    """By the header of an open image; None: it is none."""
+    header = os.pread(fd, _UUID_OFFSET + 16, 0)
+    if not header.startswith(_MAGIC) or len(header) < _UUID_OFFSET + 16:
+        return None
+    return str(uuidlib.UUID(bytes=header[_UUID_OFFSET:]))

@@ -28,8 +28,10 @@ from typing import Any
 
 from oslo_log import log as logging
 
+from pcow_driver.common import descriptors
 from pcow_driver.common import durable
 from pcow_driver.common import exception
+from pcow_driver.common import immutable
 from pcow_driver.common import names
 from pcow_driver.common import units
 from pcow_driver.common import workspace
@@ -50,6 +52,7 @@ _PIECE = struct.Struct('>QQ')
 _CHUNK = 1 << 20
 _MAX_HEADER = 4096
 _MAX_SIZE = 1 << 50  # of a file; more than any pool
+_REPLACED = 'somebody replaces it just now'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +97,7 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
     :raises ImageNotFound:
     :raises ToolFailed: somebody writes to it, or it cannot be read
     :raises TransferFailed: it is made one file, and one that it is made of is damaged
-    :raises ImageInUse: somebody begins to write to it just now
+    :raises ImageInUse: somebody begins to write to it just now, or replaces it
     """
     path = os.path.abspath(path)
     info, base = image.info(path), template_below(path)
@@ -103,8 +106,8 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
             if not accept_damage:
                 _check_chain(path)
             path = stack.enter_context(_flat(path, sealed=info.sealed))
-        with open(path, 'rb') as file:
-            image_locks.read_active(file.fileno(), path)
+            info = image.info(path)
+        with _opened(path, info.uuid) as file:
             size = os.fstat(file.fileno()).st_size
             damaged = accept_damage and image.check_data(path).damage is not None
             output = _Summed(stream)
@@ -139,8 +142,8 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
     :raises NoRoom: the operator's limits have no room for it
     :raises ToolFailed: what has arrived is no sound image
     """
-    with staging.building(pool, name) as part:
-        header = _store(pool, name, part, stream)
+    with staging.building(pool, name) as part, contextlib.ExitStack() as stack:
+        header, file = _store(pool, name, part, stream, stack)
         _check_arrived(name, part, header)  # reads all of it: nobody waits for that
         with pool.lock():
             if header.base is not None:  # of the same name; the uuid is this host's
@@ -154,6 +157,8 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
                 )
             pool.check_room(0)  # what it needs was set aside
             target = pool.image_path(name)
+            # it is an image: who may read those may read this one
+            os.fchmod(file.fileno(), durable.private_mode())
             staging.finish(pool, name, part)
     if header.sealed:
         template.protect(pool, target)  # not before: its other name could not be deleted
@@ -182,6 +187,24 @@ class _Summed:
 
     def digest(self) -> bytes:
         return self._sum.digest()
+
+
+@contextlib.contextmanager
+def _opened(path: str, uuid: str) -> Iterator[IO[bytes]]:
+    """The image that was looked at, and that nobody writes to meanwhile. Who may write to its
+    directory may have put another file of root's under its name since.
+
+    :raises ImageInUse:
+    """
+    try:
+        descriptor = descriptors.open_file(path)
+    except OSError:
+        raise exception.ImageInUse(path=path, reason=_REPLACED) from None
+    with open(descriptor, 'rb') as file:
+        image_locks.read_active(descriptor, path)
+        if immutable.uuid_of(descriptor) != uuid:
+            raise exception.ImageInUse(path=path, reason=_REPLACED)
+        yield file
 
 
 def _check_arrived(name: str, part: str, header: _Header) -> None:
@@ -279,22 +302,28 @@ class _Incoming:
             )
 
 
-def _store(pool: pool_module.Pool, name: str, part: str, stream: IO[bytes]) -> _Header:
-    """Write the file, if there is room for it."""
+def _store(
+    pool: pool_module.Pool, name: str, part: str, stream: IO[bytes], stack: contextlib.ExitStack
+) -> tuple[_Header, IO[bytes]]:
+    """Write the file, if there is room for it. What has arrived may be anything until it was
+    checked: until then it is for nobody else.
+
+    :param stack: closes it
+    """
     incoming = _Incoming(name, stream)
     header = _header(name, incoming.line())
     if header.base is not None:
         pool.existing_path(header.base)  # before anything is stored
     _set_aside(pool, name, header)
     try:
-        with open(part, 'xb', opener=durable.opener) as file:
-            _store_pieces(incoming, file, header.stored)
-            file.flush()
-            os.fsync(file.fileno())
+        file = stack.enter_context(open(part, 'xb', opener=durable.secret_opener))
+        _store_pieces(incoming, file, header.stored)
+        file.flush()
+        os.fsync(file.fileno())
     except OSError as e:
         raise exception.TransferFailed(name=name, reason=f'{part}: {e.strerror}') from None
     incoming.check()
-    return header
+    return header, file
 
 
 def _store_pieces(incoming: _Incoming, file: IO[bytes], left: int) -> None:

@@ -182,7 +182,7 @@ def _cached(cache: str | None) -> list[str]:
 
 
 def _name_of(directory: str, inode: int) -> str | None:
-    """What is no UTF-8 is not in JSON."""
+    """What is no UTF-8, or not printable, is not in what was read of JSON."""
     with os.scandir(directory) as entries:
         return next((entry.name for entry in entries if entry.inode() == inode), None)
 

@@ -69,7 +69,7 @@ def reading_snapshot(path: str, snapshot_id: int) -> Iterator[None]:
     :raises ImageInUse: somebody deletes it
     :raises OSError:
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not _share(descriptor, _SNAPSHOT + snapshot_id):
             raise exception.ImageInUse(

@@ -8,6 +8,7 @@ import datetime
 from typing import Any
 
 from pcow_driver.common import exception
+from pcow_driver.common import text
 
 PERSISTENCE_CLASSES = ('volatile', 'page-cache', 'pmem')
 
@@ -46,12 +47,13 @@ class Reader:
         return None if self.fields.get(key) is None else self.integer(key)
 
     def string(self, key: str) -> str:
-        value: str = self._get(key, str, ...)
-        return value
+        """Without what a terminal would obey: a guest that has broken out of its QEMU may have
+        written it.
+        """
+        return text.printable(self._get(key, str, ...))
 
     def optional_string(self, key: str) -> str | None:
-        value: str | None = self._get(key, str, None)
-        return value
+        return None if self.fields.get(key) is None else self.string(key)
 
     def boolean(self, key: str, default: Any = ...) -> bool:
         value: bool = self._get(key, bool, default)

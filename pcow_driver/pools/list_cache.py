@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+from pcow_driver.common import descriptors
 from pcow_driver.common import exception
 from pcow_driver.common import locks
 
@@ -26,7 +27,7 @@ def path(uuid: str) -> str | None:
 def forget(uuid: str) -> None:
     """The pool is one of this host no longer."""
     directory = os.path.join(locks.state_path(), 'lists')
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
+    with contextlib.suppress(OSError), descriptors.directory_place(directory) as place:
+        for name in os.listdir(place):
             if name.partition('.')[0] == uuid:
-                os.unlink(os.path.join(directory, name))
+                os.unlink(os.path.join(place, name))

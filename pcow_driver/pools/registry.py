@@ -305,8 +305,7 @@ class PoolRegistry:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
-            with open(self.path, encoding='utf-8') as f:
-                state = json.load(f)
+            state = json.loads(durable.read(self.path))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as e:

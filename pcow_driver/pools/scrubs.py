@@ -112,8 +112,7 @@ def _result(value: Any) -> Result:
 def read(uuid: str) -> Scrub:
     """Of the pool with this uuid; of what cannot be read, as if there had been none."""
     try:
-        with open(_path(uuid), encoding='utf-8') as f:
-            value = json.load(f)
+        value = json.loads(durable.read(_path(uuid)))
         return Scrub(
             begun=str(value['begun']),
             ended=str(value['ended']),
@@ -172,4 +171,4 @@ def limited(findings: list[str]) -> tuple[str, ...]:
 def forget(uuid: str) -> None:
     """The pool is one of this host no longer."""
     with contextlib.suppress(OSError):
-        os.unlink(_path(uuid))
+        durable.remove(_path(uuid))

@@ -14,6 +14,7 @@ snapshot that is marked already (a clone) holds the lock of the image that has t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import hashlib
@@ -38,6 +39,7 @@ from pcow_driver.templates import template
 LOG = logging.getLogger(__name__)
 
 DIRECTORY = '.deleted'
+_NO_MARKS = (FileNotFoundError, NotADirectoryError)  # nothing is marked; or a link is there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +60,11 @@ def lock(pool: pool_module.Pool, name: str) -> contextlib.AbstractContextManager
 def marks(pool: pool_module.Pool) -> list[Mark]:
     """What is deleted and still there."""
     found = []
-    directory = os.path.join(pool.path, DIRECTORY)
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(*_NO_MARKS), _directory(pool) as directory:
         for entry in sorted(os.listdir(directory)):
-            path = os.path.join(directory, entry)
+            path = os.path.join(pool.path, DIRECTORY, entry)
             try:
-                found.append(_parse(os.readlink(path)))
+                found.append(_parse(os.readlink(entry, dir_fd=directory)))
             except FileNotFoundError:
                 continue
             except (
@@ -176,9 +177,10 @@ def _collect(pool: pool_module.Pool, mark: Mark) -> str | None:
 
 def _delete_image(pool: pool_module.Pool, name: str) -> tuple[bool, str | None]:
     """Whether it is gone, and the name of what it stood on."""
-    path, mark = pool.image_path(name), Mark(name)
+    mark = Mark(name)
     base: str | None = None
     try:
+        path = pool.existing_path(name)  # a link is no image: what it leads to stays as it is
         info = _info(path)
         base = _base(info)
         if mark in marks(pool):
@@ -193,7 +195,7 @@ def _delete_image(pool: pool_module.Pool, name: str) -> tuple[bool, str | None]:
             LOG.info('It is kept: %s', e)
             return _keep(pool, mark), base
     except exception.ImageNotFound:
-        LOG.debug('%s is gone already', path)
+        LOG.debug('%s: %s is gone already', pool.path, name)
     for one in marks(pool):
         if one.image == name:
             _unmark(pool, one)
@@ -268,10 +270,10 @@ def _reduce(pool: pool_module.Pool, name: str) -> None:
 
 
 def _delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
-    path, mark = pool.image_path(name), Mark(name, snapshot)
+    mark = Mark(name, snapshot)
     found: model.ImageInfo | None = None
     with contextlib.suppress(exception.ImageNotFound):
-        found = image.info(path, force_share=True)
+        found = image.info(pool.existing_path(name), force_share=True)
     made = (
         next((one for one in found.snapshots if one.name == snapshot), None)
         if found is not None
@@ -281,7 +283,7 @@ def _delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
         if found.sealed and Mark(name) in marks(pool):
             return False  # it goes with the image, which keeps only what is needed
         try:
-            attached.snapshot_delete(path, snapshot)
+            attached.snapshot_delete(pool.existing_path(name), snapshot)
         except (exception.ToolFailed, exception.QmpFailed):
             if not _stood_on(pool, found.uuid) & {int(made.id), None}:
                 raise
@@ -309,41 +311,48 @@ def _mark_path(pool: pool_module.Pool, mark: Mark) -> str:
 def _mark(pool: pool_module.Pool, mark: Mark) -> None:
     """Durable on return.  A symbolic link appears in one step and needs no space for data."""
     path = _mark_path(pool, mark)
-    directory = os.path.dirname(path)
     try:
-        with pool.lock():
-            _make_directory(pool, directory)
-            os.symlink(json.dumps([mark.image, mark.snapshot]), path)
-            for one in (directory, pool.path):
-                durable.sync(one)
+        with pool.lock(), _directory(pool, make=True) as directory:
+            os.symlink(
+                json.dumps([mark.image, mark.snapshot]), os.path.basename(path), dir_fd=directory
+            )
+            os.fsync(directory)
+            durable.sync(pool.path)
     except FileExistsError:
         return
     except OSError as e:
         raise exception.PoolInvalid(path=pool.path, reason=f'{path}: {e.strerror}') from None
 
 
-def _make_directory(pool: pool_module.Pool, directory: str) -> None:
-    """Of marks, for whom the pool is: what root marks is collected by the service whose images are
+@contextlib.contextmanager
+def _directory(pool: pool_module.Pool, *, make: bool = False) -> Iterator[int]:
+    """A descriptor of the directory of the marks; what lies behind a link is none.
+
+    It is made for whom the pool is: what root marks is collected by the service whose images are
     in the pool, and the reverse.
+
+    :raises OSError: it is not there, for instance
     """
+    path, made = os.path.join(pool.path, DIRECTORY), False
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            made = True
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        os.mkdir(directory, 0o700)
-    except FileExistsError:
-        return
-    if os.geteuid() == 0:
-        status = os.stat(pool.path)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        if made and os.geteuid() == 0:
+            status = os.stat(pool.path)
             os.fchown(descriptor, status.st_uid, status.st_gid)
             os.fchmod(descriptor, 0o700 | stat.S_IMODE(status.st_mode) & 0o070)
-        finally:
-            os.close(descriptor)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _unmark(pool: pool_module.Pool, mark: Mark) -> None:
     path = _mark_path(pool, mark)
     with pool.lock():
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        with contextlib.suppress(*_NO_MARKS), _directory(pool) as directory:
+            os.unlink(os.path.basename(path), dir_fd=directory)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(path))  # when it was the last

@@ -135,7 +135,7 @@ class TemplateCache:
             path = self.pool.image_path(name)
             if os.path.lexists(path):
                 with protection.lifted(path):
-                    os.utime(path)
+                    os.utime(path, follow_symlinks=False)
                 template.protect(self.pool, path)  # a build may have been killed before it did
             else:
                 build()

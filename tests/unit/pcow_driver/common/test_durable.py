@@ -5,6 +5,7 @@ directory.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 import stat
@@ -13,9 +14,16 @@ from typing import Any
 from unittest import mock
 
 from pcow_driver.common import durable
+from pcow_driver.common import exception
 from pcow_driver.common import tool
+from pcow_driver.fixation import records
+from pcow_driver.pools import list_cache
 from pcow_driver.pools import registry
+from pcow_driver.pools import scrubs
 from tests.unit.pcow_driver import base
+
+SERVICE = 65534
+UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
 
 
 class Watch:
@@ -29,7 +37,8 @@ class Watch:
 
     def replace(self, source: Any, target: Any, real: Any = os.replace) -> None:
         real(source, target)
-        self.seen.append(('replace', str(target)))
+        directory, name = os.path.split(target)
+        self.seen.append(('replace', os.path.join(os.path.realpath(directory), name)))
 
     def check(self, test: base.TestCase, path: Path) -> None:
         (kind, file), *rest = self.seen[-3:]
@@ -63,6 +72,91 @@ class DurableTest(base.TestCase):
         with mock.patch('os.replace', side_effect=OSError(28, 'full')):
             self.assertRaises(OSError, durable.replace, str(self.directory / 'file'), 'new')
         self.assertEqual([], os.listdir(self.directory))
+
+
+class StateOfOthersTest(base.TestCase):
+    """Root keeps its state in a directory that the group of the services may write to, as host
+    setup of an earlier version made it.
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
+        if os.geteuid():
+            self.skipTest('only root is led astray')
+        self.state, self.elsewhere = self.directory / 'state', self.directory / 'elsewhere'
+        for path in (self.state, self.elsewhere):
+            path.mkdir()
+        os.chown(self.state, 0, SERVICE)
+        self.state.chmod(0o2775)
+        self.victim = self.elsewhere / f'{UUID}.json'
+        self.victim.write_text('precious')
+
+    def lead_astray(self, name: str, owner: int = SERVICE) -> None:
+        (self.state / name).symlink_to(self.elsewhere)
+        os.chown(self.state / name, owner, owner, follow_symlinks=False)
+
+    def check_elsewhere(self) -> None:
+        self.assertEqual([self.victim.name], os.listdir(self.elsewhere))
+        self.assertEqual('precious', self.victim.read_text())
+
+    def test_links_in_place_of_directories(self) -> None:
+        for name in ('scrubs', 'protected', 'lists'):
+            self.lead_astray(name)
+        self.assertRaises(exception.StateInvalid, scrubs.write, UUID, scrubs.Scrub())
+        self.assertRaises(
+            exception.StateInvalid,
+            records.write,
+            '9e107d9d-372b-4bb6-9c9a-0f1c5d2e7a10',
+            records.Record(records.State.RUNS),
+        )
+        self.assertEqual(scrubs.Scrub(), scrubs.read(UUID))
+        scrubs.forget(UUID)
+        list_cache.forget(UUID)
+        path = str(self.state / 'protected' / self.victim.name)
+        self.assertRaises(OSError, durable.remove, path)
+        self.assertRaises(OSError, durable.read, path)
+        self.assertRaises(OSError, durable.replace, path, 'text')
+        self.check_elsewhere()
+
+    def test_files_of_others(self) -> None:
+        """Nobody waits for a FIFO, and what a link leads to is not taken for state."""
+        place = self.state / 'scrubs'
+        place.mkdir()
+        for path in (place / f'{UUID}.json', self.state / 'pools.json'):
+            for made in (lambda path: os.mkfifo(path), lambda path: path.symlink_to(self.victim)):
+                made(path)
+                os.chown(path, SERVICE, SERVICE, follow_symlinks=False)
+                error = self.assertRaises(OSError, durable.read, str(path))
+                self.assertEqual(str(path), error.filename)
+                self.assertEqual(scrubs.Scrub(), scrubs.read(UUID))
+                if path.parent == self.state:
+                    self.assertRaises(exception.StateInvalid, registry.PoolRegistry().list)
+                path.unlink()
+        self.check_elsewhere()
+
+    def test_links_of_root(self) -> None:
+        """They lead where they did."""
+        self.lead_astray('scrubs', 0)
+        known = scrubs.Scrub(begun='2026')
+        scrubs.write(UUID, known)
+        self.assertEqual(known, scrubs.read(UUID))
+        self.assertEqual(json.loads(self.victim.read_text())['begun'], '2026')
+        self.state.rename(self.directory / 'real')
+        self.state.symlink_to('real')
+        self.assertEqual(known, scrubs.read(UUID))
+        registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        self.assertEqual(['p'], [one.name for one in registry.PoolRegistry().list()])
+        scrubs.forget(UUID)
+        self.assertEqual([], os.listdir(self.elsewhere))
+
+    def test_removed(self) -> None:
+        path = self.state / 'file'
+        path.touch()
+        durable.remove(str(path))
+        durable.remove(str(path))
+        self.assertFalse(path.exists())
+        self.assertRaises(FileNotFoundError, durable.read, str(path))
+        durable.remove(str(self.state / 'none/file'))
 
 
 class BuildDirTest(base.TestCase):

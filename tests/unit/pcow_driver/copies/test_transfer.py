@@ -3,15 +3,20 @@
 tests/unit/cinder_pcow/test_transfer.py.
 """
 
+from collections.abc import Callable
 import io
 import os
 from pathlib import Path
+import stat
+from typing import Any
+from unittest import mock
 
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.copies import transfer
 from pcow_driver.images import image
+from pcow_driver.images import model
 from pcow_driver.pools import registry
 from tests.unit.pcow_driver import base
 
@@ -119,3 +124,86 @@ class SealedTest(base.TestCase):
         stream = io.BytesIO()
         transfer.send(path, stream, accept_damage=True)
         self.assertIn(b'"damaged": false', stream.getvalue().partition(b'\n')[0])
+
+
+class ExchangedTest(base.TestCase):
+    """Root sends what a service exchanges meanwhile, or receives what a service looks at."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.configure(
+            pcow_img=str(Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin')) / 'pcow-img')
+        )
+        self.pool = registry.PoolRegistry().create('here', str(self.directory / 'here'))
+        self.path = self.pool.create_image('image', size=2 * MIB)
+        self.secret = self.directory / 'secret'
+        self.secret.write_text('precious')
+
+    def exchanged(self, exchange: Callable[[str], None]) -> io.BytesIO:
+        """What is sent if that comes when pcow-img has looked."""
+        real, stream = image.info, io.BytesIO()
+
+        def look(path: str, **options: Any) -> Any:
+            found = real(path, **options)
+            if path == self.path:
+                os.unlink(path)
+                exchange(path)
+            return found
+
+        with (
+            mock.patch.object(image, 'info', look),
+            mock.patch.object(transfer, 'template_below', lambda _path: None),
+        ):
+            self.assertRaises(exception.ImageInUse, transfer.send, self.path, stream)
+        return stream
+
+    def test_link(self) -> None:
+        for owner in (0, 65534):
+            self.pool.create_image(f'i{owner}', size=2 * MIB)
+            self.path = self.pool.existing_path(f'i{owner}')
+
+            def link(path: str, owner: int = owner) -> None:
+                os.symlink(self.secret, path)
+                os.chown(path, owner, owner, follow_symlinks=False)
+
+            self.assertEqual(b'', self.exchanged(link).getvalue())
+
+    def test_fifo(self) -> None:
+        self.assertEqual(b'', self.exchanged(os.mkfifo).getvalue())
+
+    def test_other_file(self) -> None:
+        self.assertEqual(b'', self.exchanged(lambda path: os.link(self.secret, path)).getvalue())
+
+    def test_other_image(self) -> None:
+        other = self.pool.create_image('other', size=2 * MIB)
+        self.assertEqual(b'', self.exchanged(lambda path: os.link(other, path)).getvalue())
+
+    def test_nothing(self) -> None:
+        self.assertEqual(b'', self.exchanged(lambda _path: None).getvalue())
+
+    def test_link_of_root(self) -> None:
+        """To the image, as the operator named it."""
+        link = self.directory / 'link'
+        link.symlink_to(self.path)
+        (self.directory / 'link2').symlink_to('link')
+        stream = io.BytesIO()
+        transfer.send(str(self.directory / 'link2'), stream)
+        self.assertTrue(stream.getvalue())
+
+    def test_nobody_reads_what_was_not_checked(self) -> None:
+        stream, modes = io.BytesIO(), []
+        transfer.send(self.path, stream)
+        stream.seek(0)
+        real = image.check_data
+
+        def check(path: str) -> model.CheckResult:
+            modes.append(stat.S_IMODE(os.stat(path).st_mode))
+            return real(path)
+
+        for umask, mode in ((0o022, 0o640), (0o077, 0o600)):
+            self.addCleanup(os.umask, os.umask(umask))
+            stream.seek(0)
+            with mock.patch.object(image, 'check_data', check):
+                arrived = transfer.receive(self.pool, f'new{mode}', stream)
+            self.assertEqual(mode, stat.S_IMODE(os.stat(arrived).st_mode))
+        self.assertEqual([0o600, 0o600], modes)

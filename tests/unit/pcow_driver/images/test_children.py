@@ -27,6 +27,12 @@ class ChildrenTest(base.TestCase):
             f.write(bytes(4096))
         self.assertRaises(exception.ToolFailed, image.info, self.pool.existing_path(name))
 
+    def test_name_that_is_not_printable(self) -> None:
+        """It is found by its inode, and counts under the name that it has."""
+        os.rename(self.pool.image_path('fork'), Path(self.pool.path, 'a\x1bb\n\udcff.pcow'))
+        self.assertEqual(['a\x1bb\n\udcff'], self.pool.children('parent'))
+        self.assertRaises(exception.ImageInUse, self.pool.delete_image, 'parent')
+
     def test_force_beside_a_damaged_image(self) -> None:
         self.pool.create_image('another', size=2 << 20)
         self.damage('another')

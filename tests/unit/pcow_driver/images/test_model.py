@@ -17,6 +17,16 @@ def recorded(name: str) -> Any:
     return json.loads((DATA / name).read_text(encoding='utf-8'))
 
 
+class ReaderTest(base.TestCase):
+    def test_what_a_terminal_would_obey(self) -> None:
+        """Who has broken out of a QEMU chooses what it says."""
+        data = model.Reader({'name': 'a\x1b[2J\nb\x9bc\udc80d', 'good': 'a b\u00a0ü'}, 'list')
+        self.assertEqual('a\ufffd[2J\ufffdb\ufffdc\ufffdd', data.string('name'))
+        self.assertEqual(data.string('name'), data.optional_string('name'))
+        self.assertEqual('a b\u00a0ü', data.string('good'))
+        self.assertIsNone(data.optional_string('none'))
+
+
 class ImageInfoTest(base.TestCase):
     def test_chain(self) -> None:
         top, bottom = (model.ImageInfo.from_json(item) for item in recorded('chain.json'))
