@@ -66,12 +66,15 @@ class Record:
     state: State
     run: str = ''  # which one
     since: float = 0.0  # seconds since the epoch at which it was seen first
-    before: str = ''  # the checkpoint that it stood on when it was seen first
-    checkpoint: str = ''  # of this run: the last one of pcow's, or that it has gone on from
+    # The checkpoints that were there when it was seen first, and their dates; '': any
+    before: dict[str, str] = dataclasses.field(default_factory=dict)
+    # RUNS: of this run, the last one of pcow's, or that it has gone on from. FIXATED, RECOVERING and
+    # FAILED: that it goes on from; '': it is the one that it stands on
+    checkpoint: str = ''
     durable: int = 0  # ns until the last one was durable
     paused: bool = False  # by somebody, and shall be
     tries: int = 0  # how often it has gone on, or tried to, since it last ran for long
-    kept: bool = False  # RECOVERING: what no checkpoint holds
+    kept: bool = False  # RECOVERING, FAILED: what no checkpoint holds
     reason: str = ''  # FAILED
 
 
@@ -90,7 +93,7 @@ def read(uuid: str) -> Record | None:
         return _record(value)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise exception.StateInvalid(
             path=path, reason=f'{e}; delete the file if its domain need not go on'
         ) from None
@@ -156,9 +159,13 @@ def path_of(uuid: str) -> str:
 
 
 def _record(value: Any) -> Record:
-    """:raises TypeError, KeyError, ValueError: it is none"""
+    """:raises TypeError, KeyError, ValueError, AttributeError: it is none"""
+    if isinstance(before := value.get('before'), str):  # as the first version wrote it
+        value['before'] = {before: ''} if before else {}
     found = Record(**(value | {'state': State(value['state'])}))
     for field in dataclasses.fields(Record):
         if type(getattr(found, field.name)) is not type(getattr(_ANY, field.name)):
             raise TypeError(f'{field.name} is {getattr(found, field.name)!r}')
+    if not all(isinstance(date, str) for date in found.before.values()):
+        raise TypeError(f'before is {found.before!r}')
     return found

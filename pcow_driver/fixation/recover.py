@@ -24,7 +24,6 @@ from pcow_driver.images import image
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
-from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
@@ -54,23 +53,43 @@ def recover(found: domain.Domain, record: records.Record) -> Result:
     begun = time.monotonic_ns()
     try:
         with domain.errors():
-            last = _start(found, record)
+            recovering = _start(found, record)
     except exception.LibvirtFailed as e:
-        LOG.error('%s does not go on yet: %s', found.name, e)
-        return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
+        return _not_yet(found, e)
     except exception.PcowError as e:
         LOG.error('%s does not go on: %s', found.name, e)
-        failed = records.read(found.uuid) or record
-        records.write(
-            found.uuid, dataclasses.replace(failed, state=records.State.FAILED, reason=str(e))
-        )
+        _give_up(found, records.read(found.uuid) or record, str(e))
         return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
+    try:
+        with domain.errors():
+            age = _note_runs(found, recovering)
+    except exception.StateInvalid:
+        raise
+    except exception.PcowError as e:  # its QEMU has ended again: as if it had not begun
+        return _not_yet(found, e)
     taken = time.monotonic_ns() - begun
-    age = max(0.0, time.time() - last.date.timestamp())
-    LOG.warning('%s goes on from %s, of %.0f s ago', found.name, last.name, age)
+    LOG.warning('%s goes on from %s, of %.0f s ago', found.name, recovering.checkpoint, age)
     if not record.paused:
         _arrive(found)
-    return Result(name=found.name, checkpoint=last.name, age=age, time=taken)
+    return Result(name=found.name, checkpoint=recovering.checkpoint, age=age, time=taken)
+
+
+def _not_yet(found: domain.Domain, error: exception.PcowError) -> Result:
+    LOG.error('%s does not go on yet: %s', found.name, error)
+    return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(error))
+
+
+def _give_up(found: domain.Domain, record: records.Record, reason: str) -> None:
+    decided = record.state not in (records.State.RUNS, records.State.FIXATING)
+    records.write(
+        found.uuid,
+        dataclasses.replace(
+            record,
+            state=records.State.FAILED,
+            checkpoint=record.checkpoint if decided else '',
+            reason=reason,
+        ),
+    )
 
 
 def finish(found: domain.Domain, record: records.Record) -> None:
@@ -82,10 +101,11 @@ def finish(found: domain.Domain, record: records.Record) -> None:
     if found.running():
         records.write(found.uuid, runs.begun(found))
         return
-    checkpoint.revert(found, record.checkpoint)
+    name = record.checkpoint or checkpoint.current_name(found)
+    checkpoint.revert(found, name)
     if not record.paused:
         found.resume()
-    _note_runs(found, record, record.checkpoint)
+    _note_runs(found, dataclasses.replace(record, checkpoint=name))
 
 
 def recover_all(*, failed: bool = False) -> list[Result]:
@@ -140,11 +160,16 @@ def is_to_stay_off(found: domain.Domain, record: records.Record) -> bool:
     )
 
 
-def _start(found: domain.Domain, record: records.Record) -> model.Checkpoint:
-    last = _last_moment(found, record)
-    fixated = record.state is records.State.FIXATED
-    tries = 0 if fixated else record.tries + 1
-    if tries > _TRIES and record.state is not records.State.FAILED:
+def _start(found: domain.Domain, record: records.Record) -> records.Record:
+    """:return: with the checkpoint that it is at"""
+    before, last = record.state, _last_moment(found, record)
+    tries = 0 if before is records.State.FIXATED else record.tries + 1
+    # Who is cut off from here on, or gives up, is followed by one who knows where it goes on.
+    record = dataclasses.replace(
+        record, state=records.State.RECOVERING, checkpoint=last, tries=tries
+    )
+    records.write(found.uuid, record)
+    if tries > _TRIES and before is not records.State.FAILED:
         raise exception.DomainInvalid(
             domain=found.name,
             reason=(
@@ -153,27 +178,28 @@ def _start(found: domain.Domain, record: records.Record) -> model.Checkpoint:
                 f"NAME' an older checkpoint"
             ),
         )
-    # Who is cut off from here on is followed by one who knows where it goes on, and what is kept.
-    record = dataclasses.replace(
-        record, state=records.State.RECOVERING, checkpoint=last.name, tries=tries
-    )
+    # Also after one that was cut off: somebody may have booted it since.
+    _keep_unsaved(found, last, first=tries <= 1 and not record.kept)
+    record = dataclasses.replace(record, kept=True)
     records.write(found.uuid, record)
-    if not record.kept:
-        _keep_unsaved(found, last, first=tries <= 1)
-        record = dataclasses.replace(record, kept=True)
-        records.write(found.uuid, record)
-    checkpoint.start_at(found, last.name, run=not record.paused)
-    _note_runs(found, record, last.name)
-    return last
+    name = checkpoint.start_at(found, last or None, run=not record.paused)
+    return dataclasses.replace(record, checkpoint=name)
 
 
-def _note_runs(found: domain.Domain, record: records.Record, name: str) -> None:
+def _note_runs(found: domain.Domain, record: records.Record) -> float:
+    """:return: seconds between its checkpoint and now"""
     records.write(
         found.uuid,
         dataclasses.replace(
-            runs.at(found, name), durable=record.durable, paused=record.paused, tries=record.tries
+            runs.at(found, record.checkpoint),
+            durable=record.durable,
+            paused=record.paused,
+            tries=record.tries,
         ),
     )
+    dates = (one.date for one in tree.checkpoints(found) if one.name == record.checkpoint)
+    date = next(dates, None)
+    return 0.0 if date is None else max(0.0, time.time() - date.timestamp())
 
 
 def _arrive(found: domain.Domain) -> None:
@@ -185,19 +211,25 @@ def _arrive(found: domain.Domain) -> None:
         LOG.warning('%s: neither its network nor its clock was told: %s', found.name, e)
 
 
-def _last_moment(found: domain.Domain, record: records.Record) -> model.Checkpoint:
+def _last_moment(found: domain.Domain, record: records.Record) -> str:
     """The checkpoint that it goes on from: no older one than of its last run, and no other branch.
 
+    :return: its name; '': the one that it stands on when a QEMU has finished what the last one left
     :raises DomainInvalid: there is none
     """
     there = tree.checkpoints(found)
-    if record.state in (records.State.FIXATED, records.State.RECOVERING):
-        last = next((one for one in there if one.name == record.checkpoint), None)
+    if record.state in (records.State.RUNS, records.State.FIXATING) or (
+        record.state is records.State.FAILED and not record.checkpoint
+    ):
+        if tree.stands_on_unfinished(found):
+            return ''
+        last = tree.current(there)
+        wanted = None if last is None or runs.is_of_before(record, last) else last.name
+    elif any(one.name == record.checkpoint for one in there) or tree.has_unfinished(found):
+        wanted = record.checkpoint  # QEMU judges of one that is unfinished
     else:
-        last = automatic.current(there)
-        if last is not None and last.name == record.before and last.name != record.checkpoint:
-            last = None
-    if last is None:
+        wanted = None if record.checkpoint else ''
+    if wanted is None:
         raise exception.DomainInvalid(
             domain=found.name,
             reason=(
@@ -205,10 +237,10 @@ def _last_moment(found: domain.Domain, record: records.Record) -> model.Checkpoi
                 f'boots it, with what its memory holds'
             ),
         )
-    return last
+    return wanted
 
 
-def _keep_unsaved(found: domain.Domain, last: model.Checkpoint, *, first: bool) -> None:
+def _keep_unsaved(found: domain.Domain, last: str, *, first: bool) -> None:
     """What the NVDIMMs hold now, and no checkpoint does.
 
     :param first: it takes the place of that of before; those of one that ends again and again stay

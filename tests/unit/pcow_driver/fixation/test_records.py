@@ -48,6 +48,17 @@ class RecordsTest(base.TestCase):
         records.forget(UUID)
         self.assertEqual([], records.all_uuids())
 
+    def test_of_the_version_before(self) -> None:
+        """It knew one name of before, and no date."""
+        self.enter(State.RUNS)
+        path = self.directory / f'state/protected/{UUID}.json'
+        good = path.read_text()
+        for text, before in (('"c1"', {'c1': ''}), ('""', {})):
+            path.write_text(good.replace('"before": {}', f'"before": {text}'))
+            found = records.read(UUID)
+            assert found is not None
+            self.assertEqual(before, found.before)
+
     def test_what_is_no_record(self) -> None:
         self.enter(State.FIXATED)
         path = self.directory / f'state/protected/{UUID}.json'
@@ -60,6 +71,8 @@ class RecordsTest(base.TestCase):
             good.replace('fixated', 'gone'),
             good.replace('"durable": 0', '"durable": "0"'),
             good.replace('"reason"', '"why"'),
+            good.replace('"before": {}', '"before": {"c": 1}'),
+            good.replace('"before": {}', '"before": []'),
         ):
             path.write_text(text)
             error = self.assertRaises(exception.StateInvalid, records.read, UUID)

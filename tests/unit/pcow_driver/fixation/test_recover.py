@@ -18,15 +18,16 @@ from pcow_driver.fixation import runs
 from pcow_driver.images import image
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
-from pcow_driver.vm import model
+from pcow_driver.vm import tree
 from tests.unit.pcow_driver.fixation import entered
 from tests.unit.pcow_driver.fixation import test_automatic
 from tests.unit.pcow_driver.vm import recorded
 
 State = records.State
+_CHECKPOINTS = tree.checkpoints
 
 
-class RecoveryTest(recorded.TestCase):
+class RecoveryCase(recorded.TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.recorded.active = False
@@ -35,7 +36,7 @@ class RecoveryTest(recorded.TestCase):
         self.last, self.older = last.name, older.name
         self.data_size = 4096
         self.fails = False
-        self.reverted = list[tuple[str, bool]]()
+        self.reverted = list[tuple[str | None, bool]]()
         for where, name, new in (
             (checkpoint, 'start_at', self.start_at),
             (type(self.found), 'arrive', lambda _found: None),
@@ -49,11 +50,11 @@ class RecoveryTest(recorded.TestCase):
         patched.start()
         self.addCleanup(patched.stop)
 
-    def start_at(self, _found: Any, name: str, *, run: bool) -> model.Reverted:
+    def start_at(self, _found: Any, name: str | None, *, run: bool) -> str:
         if self.fails:
             raise exception.QmpFailed(command='x', error_class='y', description='another CPU')
         self.reverted.append((name, run))
-        return model.Reverted(time=1, started=True)
+        return name or 'older'
 
     def recover(self, state: State = State.RUNS, **fields: Any) -> recover.Result:
         records.forget(recorded.UUID)
@@ -80,6 +81,8 @@ class RecoveryTest(recorded.TestCase):
 
         self.begin(mock.patch.object(image, 'snapshot_create', new=create))
 
+
+class RecoveryTest(RecoveryCase):
     def test_after_a_fixation(self) -> None:
         self.data_size = 0
         self.keep_unsaved()
@@ -117,14 +120,43 @@ class RecoveryTest(recorded.TestCase):
 
     def test_no_checkpoint_of_its_last_run(self) -> None:
         """An older one would be of before a shutdown."""
-        done = self.recover(checkpoint='', before=self.last)
+        done = self.recover(checkpoint='', before=self.dates())
+        self.assertIn('virsh start web1 boots it', done.problem)
+        self.assertEqual((State.FAILED, []), (self.record().state, self.reverted))
+
+    def test_that_of_before_was_deleted(self) -> None:
+        """The one before that is no moment of this run, either."""
+        before = self.dates()
+        self.there = [dataclasses.replace(self.there[0], current=True)]
+        done = self.recover(checkpoint='', before=before)
+        self.assertIn('virsh start web1 boots it', done.problem)
+        self.assertEqual((State.FAILED, []), (self.record().state, self.reverted))
+
+    def test_the_one_gone_on_from_was_deleted(self) -> None:
+        self.keep_unsaved()
+        self.recover()
+        before = self.record().before
+        self.there = [dataclasses.replace(self.there[0], current=True)]
+        self.reverted.clear()
+        done = self.recover(before=before)
         self.assertIn('virsh start web1 boots it', done.problem)
         self.assertEqual((State.FAILED, []), (self.record().state, self.reverted))
 
     def test_somebody_took_one_since(self) -> None:
         self.keep_unsaved()
-        self.recover(checkpoint='', before=self.older)
+        before = {self.older: self.dates()[self.older]}
+        self.recover(checkpoint='', before=before)
         self.assertEqual([(self.last, True)], self.reverted)
+
+    def test_a_name_that_was_given_again(self) -> None:
+        """Only its name is one of before."""
+        self.keep_unsaved()
+        self.recover(checkpoint='', before=self.dates() | {self.last: '2026-11-27T00:00:00+00:00'})
+        self.assertEqual([(self.last, True)], self.reverted)
+
+    def dates(self) -> dict[str, str]:
+        """Of all that are there."""
+        return {one.name: one.date.isoformat() for one in self.there}
 
     def test_the_branch_that_it_is_on(self) -> None:
         """Somebody has had it go back to an older one."""
@@ -163,7 +195,14 @@ class RecoveryTest(recorded.TestCase):
         self.there[-1] = dataclasses.replace(self.there[-1], current=False)
         recover.recover(self.found, record)
         self.assertEqual([(self.last, True)], self.reverted)
-        self.assertEqual(1, len(self.unsaved()))
+
+    def test_what_was_stored_since_a_recovery_that_was_cut_off(self) -> None:
+        """Its owner has booted it meanwhile."""
+        self.keep_unsaved()
+        self.recover(State.RECOVERING, kept=True)
+        (made,) = self.unsaved()  # and that of before stays
+        self.assertTrue(made.startswith('-c '))
+        self.assertEqual([(self.last, True)], self.reverted)
 
     def test_what_libvirt_refuses_may_go_well_later(self) -> None:
         self.keep_unsaved()
@@ -192,6 +231,20 @@ class RecoveryTest(recorded.TestCase):
                 recover.finish(self.found, record)
             found = self.record()
             self.assertEqual((expected, State.RUNS, at), (calls, found.state, found.checkpoint))
+
+    def test_a_qemu_that_ends_at_once(self) -> None:
+        """It is tried again, as what libvirt refuses."""
+        self.keep_unsaved()
+        error = exception.DomainInvalid(domain='web1', reason='no process has its UUID')
+        with mock.patch.object(runs, 'current', side_effect=error):
+            self.assertIn('no process', self.recover().problem)
+        self.assertEqual((State.RECOVERING, 1), (self.record().state, self.record().tries))
+
+    def test_one_that_ended_too_often_goes_on_from_the_same_one_later(self) -> None:
+        """That is decided when it is given up."""
+        self.keep_unsaved()
+        self.recover(checkpoint='gone', tries=3)
+        self.assertEqual((State.FAILED, self.last), (self.record().state, self.record().checkpoint))
 
     def test_what_cannot_go_on(self) -> None:
         self.keep_unsaved()
@@ -240,3 +293,67 @@ class RecoveryTest(recorded.TestCase):
 
     def connected(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext(self.recorded)
+
+
+class UnfinishedTest(RecoveryCase):
+    """A QEMU was killed, or failed, while it took a checkpoint or went back to one: that is good,
+    and only the next QEMU knows it by its name. There is an older one, which is not gone on from.
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.begin(mock.patch.object(tree, 'checkpoints', new=_CHECKPOINTS))
+        self.begin(mock.patch.object(recover, '_keep_unsaved'))
+
+    def leave(self, mark: str, *, current: bool = True, state: int = 500) -> None:
+        """The image that is the RAM, and who stands on what there."""
+        older = recorded.snapshot(1, 'older', **{'vm-state-size': 500}, current=not current)
+        unfinished = recorded.snapshot(
+            2, mark, **{'vm-state-size': state, 'parent-id': '1'}, current=current
+        )
+        self.write([older, unfinished], [])
+
+    def test_the_name_is_known(self) -> None:
+        for mark in ('.loading-checkpoint-1.2-3', '.checkpoint-1.2-3'):
+            for current in (True, False):
+                self.leave(mark, current=current)
+                for state in (State.FIXATED, State.RECOVERING, State.FAILED):
+                    self.reverted.clear()
+                    self.recover(state, checkpoint='c')
+                    self.assertEqual([('c', True)], self.reverted, f'{mark} {state}')
+
+    def test_the_name_is_not_known(self) -> None:
+        """Its QEMU was killed in a revert of somebody's, or before a new one got its name."""
+        for mark, current in (
+            ('.loading-checkpoint-1.2-3', True),
+            ('.loading-checkpoint-1.2-3', False),
+            ('.checkpoint-1.2-3', True),
+        ):
+            self.leave(mark, current=current)
+            for state in (State.RUNS, State.FIXATING):
+                self.reverted.clear()
+                self.recover(state, checkpoint='older')
+                self.assertEqual([(None, True)], self.reverted, f'{mark} {state}')
+            error = exception.LibvirtFailed(uri='x', reason='the daemon is being restarted')
+            with mock.patch.object(checkpoint, 'start_at', side_effect=error):
+                self.recover(State.RUNS, checkpoint='older')
+            self.assertEqual(
+                (State.RECOVERING, ''), (self.record().state, self.record().checkpoint)
+            )
+            self.write([], [])  # a QEMU that was killed then had finished it
+            self.reverted.clear()
+            recover.recover(self.found, self.record())
+            self.assertEqual([(None, True)], self.reverted)
+
+    def test_what_does_not_count(self) -> None:
+        """It is taken back, or deleted: the VM stands on the older one."""
+        for mark, state in (('.checkpoint-1.2-3', 0), ('.deleting-1.2-3', 500)):
+            self.leave(mark, state=state)
+            self.reverted.clear()
+            self.recover(checkpoint='older')
+            self.assertEqual([('older', True)], self.reverted, mark)
+            self.assertIn('boots it', self.recover(State.FIXATED, checkpoint='c').problem)
+        self.leave('.checkpoint-1.2-3', current=False)  # it stands on another branch
+        self.reverted.clear()
+        self.recover(checkpoint='older')
+        self.assertEqual([('older', True)], self.reverted)

@@ -82,7 +82,6 @@ class WatchTest(base.TestCase):
             ('automatic.thin', lambda _found: None),
             ('recover.recover', self.recover),
             ('recover.finish', lambda _found, _record: self.done.append('finish')),
-            ('automatic.current', lambda _there: None),
             ('runs.tree.checkpoints', lambda _found: []),
             ('fixate.finish', lambda _found: self.done.append('destroy')),
             ('policy.get', lambda found: found.policy),
