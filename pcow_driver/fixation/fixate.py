@@ -47,7 +47,7 @@ def fixate(found: domain.Domain) -> Result:
     """Of one that runs, or is paused. If it fails, the guest runs on; if this process is killed,
     :class:`~pcow_driver.fixation.watch.Watch` has it run on.
 
-    :raises DomainInvalid: it is off, has crashed, or its RAM is no image
+    :raises DomainInvalid: it is off, has crashed, is about to go on, or its RAM is no image
     :raises QmpFailed: QEMU cannot, and says why
     :raises LibvirtFailed: its QEMU does not end: the guest stays stopped, and goes on from its last
         moment; Watch tries again to end it
@@ -89,6 +89,11 @@ def go_on(found: domain.Domain, record: records.Record) -> None:
 
 
 def _begin(found: domain.Domain) -> records.Record:
+    record = records.read(found.uuid)
+    if record is not None and record.state is records.State.RECOVERING and not found.running():
+        raise exception.DomainInvalid(
+            domain=found.name, reason='it is about to go on from a checkpoint, and does so later'
+        )
     if not found.is_whole():
         raise exception.DomainInvalid(
             domain=found.name,
@@ -97,10 +102,12 @@ def _begin(found: domain.Domain) -> records.Record:
                 'to go on from'
             ),
         )
-    record = records.read(found.uuid)
     if record is None or record.run != runs.current(found):
         record = runs.begun(found)
-    record = dataclasses.replace(record, state=records.State.RUNS, paused=found.paused_on_purpose())
+    # One that was cut off has stopped the guest itself, and knows whether somebody had before.
+    cut_off = record.state in (records.State.FIXATING, records.State.FIXATED)
+    paused = record.paused if cut_off else found.paused_on_purpose()
+    record = dataclasses.replace(record, state=records.State.RUNS, paused=paused)
     records.write(found.uuid, record)
     record = dataclasses.replace(record, state=records.State.FIXATING)
     records.write(found.uuid, record)

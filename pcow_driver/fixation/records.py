@@ -68,7 +68,7 @@ class Record:
     since: float = 0.0  # seconds since the epoch at which it was seen first
     # The checkpoints that were there when it was seen first, and their dates; '': any
     before: dict[str, str] = dataclasses.field(default_factory=dict)
-    # RUNS: of this run, the last one of pcow's, or that it has gone on from. FIXATED, RECOVERING and
+    # RUNS: of this run, the last one of pcow's, or that it has gone on from. FIXATED, RECOVERING,
     # FAILED: that it goes on from; '': it is the one that it stands on
     checkpoint: str = ''
     durable: int = 0  # ns until the last one was durable

@@ -92,20 +92,35 @@ def _give_up(found: domain.Domain, record: records.Record, reason: str) -> None:
     )
 
 
-def finish(found: domain.Domain, record: records.Record) -> None:
-    """Of a recovery that was cut off when there was a QEMU: take it to its end. A guest that runs
-    may as well have been booted by somebody.
+def finish(found: domain.Domain, record: records.Record) -> bool:
+    """Of a recovery that was cut off when there was a QEMU: take it to its end. It has not run, and
+    what was unsaved is kept; any other one was started by somebody, and goes on as it is.
 
-    :raises PcowError: QEMU cannot
+    :return: whether it goes on from its checkpoint
+    :raises PcowError: QEMU cannot; after some tries the domain is off, and left to its owner
     """
-    if found.running():
+    if found.is_starting():
+        return False
+    if not record.kept or not found.paused_on_purpose() or found.has_run():
         records.write(found.uuid, runs.begun(found))
-        return
-    name = record.checkpoint or checkpoint.current_name(found)
-    checkpoint.revert(found, name)
-    if not record.paused:
-        found.resume()
-    _note_runs(found, dataclasses.replace(record, checkpoint=name))
+        return False
+    record = dataclasses.replace(record, tries=record.tries + 1)
+    records.write(found.uuid, record)
+    try:
+        with domain.errors():
+            name = record.checkpoint or checkpoint.current_name(found)
+            checkpoint.revert(found, name)
+            if not record.paused:
+                found.resume()
+    except exception.PcowError as e:
+        if record.tries >= _TRIES:
+            LOG.error('%s does not go on: %s', found.name, e)
+            found.destroy()
+            _give_up(found, record, str(e))
+        raise
+    with domain.errors():
+        _note_runs(found, dataclasses.replace(record, checkpoint=name))
+    return True
 
 
 def recover_all(*, failed: bool = False) -> list[Result]:

@@ -122,7 +122,9 @@ class Watch:
         self, found: domain.Domain, wanted: policy.Policy, record: records.Record | None
     ) -> None:
         if record is not None and record.state is records.State.RECOVERING:
-            recover.finish(found, record)  # who did that was killed
+            if self._may_recover(found):
+                recover.finish(found, record)  # who did that was killed
+                del self._recovered[found.uuid]
             return
         if record is None or record.run != self._run_of(found):
             record = runs.begun(found)
@@ -165,10 +167,16 @@ class Watch:
             return
         if recover.is_to_stay_off(found, record):
             records.forget(found.uuid)
-        elif not self._ended and self._is_over(self._recovered, found, _RETRY):
-            self._recovered[found.uuid] = time.monotonic()
+        elif not self._ended and self._may_recover(found):
             if recover.recover(found, record).checkpoint:
                 del self._recovered[found.uuid]
+
+    def _may_recover(self, found: domain.Domain) -> bool:
+        """Also that it is done now."""
+        if not self._is_over(self._recovered, found, _RETRY):
+            return False
+        self._recovered[found.uuid] = time.monotonic()
+        return True
 
     @staticmethod
     def _is_over(since: dict[str, float], found: domain.Domain, seconds: float) -> bool:

@@ -540,12 +540,24 @@ class Domain:
         state, reason = self._domain.state()
         return (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
 
+    def is_starting(self) -> bool:
+        """Whether libvirt has begun to start it, and is not done with that."""
+        libvirt = _import('libvirt')
+        state, reason = self._domain.state()
+        return (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP)
+
     def is_whole(self) -> bool:
         """Whether its guest could go on: it has not crashed or powered off, and no store of a
         device was lost.
         """
-        status = self.qmp('query-status').get('status')
-        return status in ('running', 'paused')
+        return self._status() in ('running', 'paused', 'prelaunch')
+
+    def has_run(self) -> bool:
+        """Whether its vCPUs have in this QEMU; that it went back to a checkpoint is no run."""
+        return self._status() not in ('prelaunch', 'restore-vm')
+
+    def _status(self) -> str:
+        return model.Reader(self.qmp('query-status'), 'query-status', 'QEMU').string('status')
 
     def suspend(self) -> None:
         """Stop its vCPUs."""

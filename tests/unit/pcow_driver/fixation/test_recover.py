@@ -211,26 +211,75 @@ class RecoveryTest(RecoveryCase):
             self.assertIn('restarted', self.recover().problem)
         self.assertEqual(State.RECOVERING, self.record().state)
 
-    def test_a_qemu_that_was_left(self) -> None:
-        """By one that was cut off: it is paused, and not there yet."""
+    def leave_qemu(
+        self, *, starts: bool = False, paused: bool = True, has_run: bool = False
+    ) -> list[str]:
+        """It is there while a recovery was cut off.
+
+        :return: what is done with it
+        """
         calls = list[str]()
-        for where, name in ((checkpoint, 'revert'), (type(self.found), 'resume')):
+        for where, name in (
+            (checkpoint, 'revert'),
+            (type(self.found), 'resume'),
+            (type(self.found), 'destroy'),
+        ):
             self.begin(
                 mock.patch.object(where, name, new=lambda *_words, name=name: calls.append(name))
             )
-        for running, expected, at in (
-            (False, ['revert', 'resume'], self.last),
-            (True, [], ''),  # somebody may have booted it
+        for name, value in (
+            ('is_starting', starts),
+            ('paused_on_purpose', paused),
+            ('has_run', has_run),
         ):
-            record = records.Record(State.RECOVERING, checkpoint=self.last)
-            entered.enter(recorded.UUID, record)
+            self.begin(
+                mock.patch.object(type(self.found), name, new=lambda _found, value=value: value)
+            )
+        return calls
+
+    def finish(self, **fields: Any) -> bool:
+        record = records.Record(State.RECOVERING, checkpoint=self.last)
+        record = dataclasses.replace(record, **{'kept': True, **fields})
+        entered.enter(recorded.UUID, record)
+        return recover.finish(self.found, record)
+
+    def test_a_qemu_that_was_left(self) -> None:
+        """By one that was cut off: it is paused, and not there yet."""
+        calls = self.leave_qemu()
+        for paused, expected in ((False, ['revert', 'resume']), (True, ['revert'])):
             calls.clear()
-            with mock.patch.object(
-                type(self.found), 'running', new=lambda _found, running=running: running
-            ):
-                recover.finish(self.found, record)
+            self.assertTrue(self.finish(paused=paused))
             found = self.record()
-            self.assertEqual((expected, State.RUNS, at), (calls, found.state, found.checkpoint))
+            self.assertEqual(
+                (expected, State.RUNS, self.last), (calls, found.state, found.checkpoint)
+            )
+
+    def test_a_qemu_of_somebody_elses(self) -> None:
+        """He has started it: what it stores is not dropped."""
+        for state, fields in (
+            ({}, {'kept': False}),  # a recovery keeps what is unsaved before it starts one
+            ({'paused': False}, {}),  # it runs, or a full pool has stopped it
+            ({'has_run': True}, {}),  # and he has paused it then
+        ):
+            calls = self.leave_qemu(**state)
+            self.assertFalse(self.finish(**fields))
+            found = self.record()
+            self.assertEqual(([], State.RUNS, ''), (calls, found.state, found.checkpoint))
+        calls = self.leave_qemu(starts=True, paused=False)
+        self.assertFalse(self.finish())
+        self.assertEqual(([], State.RECOVERING), (calls, self.record().state))  # looked at again
+
+    def test_a_qemu_that_was_left_and_cannot(self) -> None:
+        """It is given up in the end, and its owner is told why."""
+        calls = self.leave_qemu()
+        error = exception.QmpFailed(command='x', error_class='y', description='memory went bad')
+        self.begin(mock.patch.object(checkpoint, 'revert', side_effect=error))
+        self.assertRaises(exception.QmpFailed, self.finish, tries=1)
+        self.assertEqual((State.RECOVERING, 2), (self.record().state, self.record().tries))
+        self.assertRaises(exception.QmpFailed, recover.finish, self.found, self.record())
+        self.assertEqual(['destroy'], calls)
+        self.assertEqual((State.FAILED, self.last), (self.record().state, self.record().checkpoint))
+        self.assertIn('memory went bad', self.record().reason)
 
     def test_a_qemu_that_ends_at_once(self) -> None:
         """It is tried again, as what libvirt refuses."""

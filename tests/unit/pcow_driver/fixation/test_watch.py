@@ -81,7 +81,7 @@ class WatchTest(base.TestCase):
             ('automatic.take', self.take),
             ('automatic.thin', lambda _found: None),
             ('recover.recover', self.recover),
-            ('recover.finish', lambda _found, _record: self.done.append('finish')),
+            ('recover.finish', self.finish),
             ('runs.tree.checkpoints', lambda _found: []),
             ('fixate.finish', lambda _found: self.done.append('destroy')),
             ('policy.get', lambda found: found.policy),
@@ -96,6 +96,12 @@ class WatchTest(base.TestCase):
     def recover(self, _found: Any, record: records.Record) -> recover.Result:
         self.done.append('recover')
         return recover.Result(name='web1', checkpoint=record.checkpoint, age=0, time=0)
+
+    def finish(self, _found: Any, _record: records.Record) -> bool:
+        self.done.append('finish')
+        if self.fails:
+            raise exception.QmpFailed(command='x', error_class='y', description='no')
+        return True
 
     def take(self, _found: Any, _prefix: str) -> tuple[str, model.Taken]:
         if self.fails:
@@ -152,6 +158,17 @@ class WatchTest(base.TestCase):
         self.now += 61
         self.assertEqual(['recover'], self.look())
         self.assertEqual(['recover'], self.look())  # that one went well
+
+    def test_a_qemu_that_was_left_is_finished_later(self) -> None:
+        self.fails = True
+        self.enter(State.RECOVERING)
+        self.assertRaises(exception.QmpFailed, self.watch.look, self.found)
+        self.now += 59
+        self.assertEqual([], self.look())
+        self.fails = False
+        self.now += 2
+        self.assertEqual(['finish'], self.look())
+        self.assertEqual(['finish'], self.look())  # it is being started: looked at again at once
 
     def test_active(self) -> None:
         """A QEMU that nobody has seen is a new run; of a known one only the loop's states count."""

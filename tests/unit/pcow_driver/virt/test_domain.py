@@ -77,6 +77,9 @@ def record_libvirt(test: base.TestCase) -> None:
         module = ModuleType(name)
         test.useFixture(fixtures.MonkeyPatch('sys.modules', sys.modules | {name: module}))
         setattr(module, 'VIR_DOMAIN_RUNNING', 1)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED', 3)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED_USER', 1)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED_STARTING_UP', 11)  # noqa: B010
         setattr(module, 'qemuMonitorCommand', _monitor)  # noqa: B010
 
 
@@ -218,6 +221,33 @@ class DomainTest(base.TestCase):
         found.snapshot_create('s1')
         found.snapshot_revert('s1')
         self.assertEqual(2, len(self.log.read_text().splitlines()))
+
+    def test_what_state_its_guest_is_in(self) -> None:
+        """One that was started paused, as after a revert, has not run, and could go on."""
+        recorded, found = self._domain(active=True)
+        for status, whole, has_run in (
+            ('running', True, True),
+            ('paused', True, True),
+            ('prelaunch', True, False),
+            ('restore-vm', False, False),
+            ('guest-panicked', False, True),
+            ('io-error', False, True),
+        ):
+            recorded.reply = {'return': {'status': status}}
+            self.assertEqual((whole, has_run), (found.is_whole(), found.has_run()), status)
+
+    def test_who_stops_it(self) -> None:
+        recorded, found = self._domain(active=True)
+        for state, starts, on_purpose in (
+            ((1, 0), False, False),
+            ((3, 1), False, True),
+            ((3, 5), False, False),
+            ((3, 11), True, False),
+        ):
+            with mock.patch.object(recorded, 'state', return_value=state):
+                self.assertEqual(
+                    (starts, on_purpose), (found.is_starting(), found.paused_on_purpose())
+                )
 
     def test_select(self) -> None:
         _recorded, found = self._domain(
