@@ -3,13 +3,15 @@
 
 A file for each in ``protected`` under ``[pcow] state_path``, durable when a function returns.
 Who writes one, or acts on what stands there, holds its lock (:func:`alone`) from the look at the
-domain to the end. States, and what leads to them:
+domain to the end. Beside them stands when the last fixation of the host began. States, and what
+leads to them:
 
 ========= =========== ==============================================================
 from      to          when
 ========= =========== ==============================================================
 none      RUNS        it is seen to run
-RUNS      none        its guest, or somebody, has ended it
+RUNS,     none        its guest, or somebody, has ended it
+FIXATING
 RUNS      FIXATING    it is stopped for its last checkpoint
 FIXATING  RUNS        that failed, or who took it was killed; it runs on
 FIXATING  FIXATED     its last moment is a checkpoint, and its QEMU ends
@@ -18,7 +20,7 @@ FIXATING,
 FIXATED,
 FAILED
 any       RUNS        it goes on; or somebody has started it
-any       FAILED      it cannot go on
+any       FAILED      it cannot go on; or it was ended after a fixation that it was not in
 any       none        it is not protected any more
 ========= =========== ==============================================================
 """
@@ -30,6 +32,7 @@ import dataclasses
 import enum
 import json
 import os
+import time
 from typing import Any
 
 from pcow_driver.common import durable
@@ -38,6 +41,7 @@ from pcow_driver.common import locks
 
 _DIRECTORY = 'protected'
 _SUFFIX = '.json'
+_FIXATION = 'last-fixation'
 
 
 class State(enum.Enum):
@@ -114,7 +118,24 @@ def all_uuids() -> list[str]:
 
 def alone(uuid: str) -> contextlib.AbstractContextManager[None]:
     """Nobody else decides about this domain meanwhile."""
-    return locks.lock(f'protected-{uuid}')
+    return locks.lock(f'protected-{uuid}', own=True)
+
+
+def note_fixation() -> None:
+    """One of all that run begins; durable on return.
+
+    :raises StateInvalid:
+    """
+    _replace(os.path.join(locks.state_path(), _DIRECTORY, _FIXATION), f'{time.time()}\n')
+
+
+def last_fixation() -> float:
+    """Seconds since the epoch; 0: there was none, or nobody can tell."""
+    try:
+        with open(os.path.join(locks.state_path(), _DIRECTORY, _FIXATION), encoding='ascii') as f:
+            return float(f.read())
+    except (OSError, ValueError):
+        return 0.0
 
 
 def write(uuid: str, wanted: Record) -> None:
@@ -131,11 +152,7 @@ def write(uuid: str, wanted: Record) -> None:
     if before == wanted:
         return
     value = dataclasses.asdict(wanted) | {'state': wanted.state.value}
-    try:
-        locks.shared_directory(_DIRECTORY)
-        durable.replace(path, json.dumps(value) + '\n')
-    except OSError as e:
-        raise exception.StateInvalid(path=path, reason=str(e.strerror)) from None
+    _replace(path, json.dumps(value) + '\n')
 
 
 def forget(uuid: str) -> None:
@@ -156,6 +173,14 @@ def forget(uuid: str) -> None:
 def path_of(uuid: str) -> str:
     """The file of this record."""
     return os.path.join(locks.state_path(), _DIRECTORY, f'{uuid}{_SUFFIX}')
+
+
+def _replace(path: str, text: str) -> None:
+    try:
+        locks.shared_directory(_DIRECTORY)
+        durable.replace(path, text)
+    except OSError as e:
+        raise exception.StateInvalid(path=path, reason=str(e.strerror)) from None
 
 
 def _record(value: Any) -> Record:

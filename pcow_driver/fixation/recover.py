@@ -10,13 +10,16 @@ that the VM is left as it is.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
+import threading
 import time
 
 from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.fixation import automatic
+from pcow_driver.fixation import parallel
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
 from pcow_driver.fixation import runs
@@ -30,6 +33,9 @@ LOG = logging.getLogger(__name__)
 
 UNSAVED = 'pcow-unsaved-'
 _TRIES = 3  # until it has run for long
+_DEADLINE = 300.0  # seconds
+_ARRIVAL = 15.0  # seconds in which a guest that answers has done so
+_LATE = 'it was not done in time; pcow-protect.service goes on with it'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +47,8 @@ class Result:
     age: float  # seconds between that and now
     time: int  # ns from the command until it runs
     problem: str = ''
+    # that tells its network and its clock
+    arrival: threading.Thread | None = dataclasses.field(default=None, compare=False)
 
 
 def recover(found: domain.Domain, record: records.Record) -> Result:
@@ -69,9 +77,13 @@ def recover(found: domain.Domain, record: records.Record) -> Result:
         return _not_yet(found, e)
     taken = time.monotonic_ns() - begun
     LOG.warning('%s goes on from %s, of %.0f s ago', found.name, recovering.checkpoint, age)
-    if not record.paused:
-        _arrive(found)
-    return Result(name=found.name, checkpoint=recovering.checkpoint, age=age, time=taken)
+    return Result(
+        name=found.name,
+        checkpoint=recovering.checkpoint,
+        age=age,
+        time=taken,
+        arrival=None if record.paused else _arrive(found.name),
+    )
 
 
 def _not_yet(found: domain.Domain, error: exception.PcowError) -> Result:
@@ -120,27 +132,53 @@ def finish(found: domain.Domain, record: records.Record) -> bool:
         raise
     with domain.errors():
         _note_runs(found, dataclasses.replace(record, checkpoint=name))
+    if not record.paused:
+        _arrive(found.name)
     return True
 
 
-def recover_all(*, failed: bool = False) -> list[Result]:
-    """All that have to run, and do not; one that fails keeps no other one.
+def recover_all(*, failed: bool = False, deadline: float = _DEADLINE) -> list[Result]:
+    """All that have to run, and do not, several at once; one that fails, or hangs, keeps no other
+    one.
 
     :param failed: also those that could not go on before
+    :param deadline: seconds from now, after which nobody waits for those that are left
     :raises LibvirtFailed: it does not answer
     """
+    end = time.monotonic() + deadline
     with domain.connect() as connection:
         names = domain.names_by_uuid(connection)
-    done = []
-    for uuid in records.all_uuids():
+
+    def work(uuid: str) -> _Done:
         name = names.get(uuid)
-        try:
-            result = _unknown(uuid) if name is None else _recover_if_off(uuid, name, failed=failed)
-        except exception.PcowError as e:
-            result = Result(name=name or uuid, checkpoint='', age=0, time=0, problem=str(e))
+        return _Done(_unknown(uuid) if name is None else _recover_if_off(uuid, name, failed=failed))
+
+    found = []
+    for uuid, done in parallel.each(records.all_uuids(), work, end):
+        if isinstance(done, _Done):
+            result = done.result
+        else:
+            known = done is None or isinstance(done, exception.PcowError)
+            problem = _LATE if done is None else str(done)
+            LOG.error('%s: %s', names.get(uuid, uuid), problem, exc_info=None if known else done)
+            result = Result(names.get(uuid, uuid), checkpoint='', age=0, time=0, problem=problem)
         if result is not None:
-            done.append(result)
-    return done
+            found.append(result)
+    _wait_for_arrivals(found)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    result: Result | None  # None: it had not to go on
+
+
+def _wait_for_arrivals(found: list[Result]) -> None:
+    """The caller may end then, and they with it."""
+    end = time.monotonic() + _ARRIVAL
+    for one in found:
+        if one.arrival is not None:
+            one.arrival.join(max(0.0, end - time.monotonic()))
 
 
 def _unknown(uuid: str) -> Result:
@@ -158,8 +196,12 @@ def _recover_if_off(uuid: str, name: str, *, failed: bool) -> Result | None:
         found, record = domain.Domain(connection, name), records.read(uuid)
         if record is None or found.active():
             return None
-        if policy.get(found) is None or is_to_stay_off(found, record):
+        wanted = policy.get(found)
+        if wanted is None:
             records.forget(uuid)
+            return None
+        if is_to_stay_off(found, record):
+            leave_off(found, wanted, record)
             return None
         if record.state is records.State.FAILED and not failed:
             return None
@@ -173,6 +215,29 @@ def is_to_stay_off(found: domain.Domain, record: records.Record) -> bool:
     return found.saved() or (
         record.state in (records.State.RUNS, records.State.FIXATING) and found.stopped_on_purpose()
     )
+
+
+def leave_off(found: domain.Domain, wanted: policy.Policy, record: records.Record) -> None:
+    """Of one that was ended, or is started by libvirt again: it has not to run.
+
+    One that a fixation should have kept, and did not, was perhaps shut down with the host: that is
+    what its owner is told.
+
+    :raises PcowError: that cannot be kept, or its images cannot be read
+    """
+    begun = records.last_fixation()
+    if found.saved() or wanted.on_shutdown != policy.FIXATE or begun <= record.since:
+        records.forget(found.uuid)
+        return
+    date = datetime.datetime.fromtimestamp(begun, datetime.UTC)
+    reason = (
+        f'it was not fixated at {date.isoformat(timespec="seconds")}, and was ended later, maybe '
+        f"with the host: 'virsh start {found.name}' boots it, unless it is to stay off"
+    )
+    LOG.error('%s: %s', found.name, reason)
+    # Nothing that is there is gone on from: it has come to its end since.
+    before = runs.dates(tree.checkpoints(found))
+    _give_up(found, dataclasses.replace(record, before=before), reason)
 
 
 def _start(found: domain.Domain, record: records.Record) -> records.Record:
@@ -217,13 +282,21 @@ def _note_runs(found: domain.Domain, record: records.Record) -> float:
     return 0.0 if date is None else max(0.0, time.time() - date.timestamp())
 
 
-def _arrive(found: domain.Domain) -> None:
-    """It runs, whatever comes of this."""
-    try:
-        with domain.errors():
-            found.arrive()
-    except exception.PcowError as e:
-        LOG.warning('%s: neither its network nor its clock was told: %s', found.name, e)
+def _arrive(name: str) -> threading.Thread:
+    """It runs, whatever comes of this. Its guest may never answer: nobody waits for the thread who
+    has something else to do, or holds a lock.
+    """
+
+    def work() -> None:
+        try:
+            with domain.connect() as connection:
+                domain.Domain(connection, name).arrive()
+        except exception.PcowError as e:
+            LOG.warning('%s: neither its network nor its clock was told: %s', name, e)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
 
 
 def _last_moment(found: domain.Domain, record: records.Record) -> str:

@@ -20,8 +20,17 @@ def current(found: domain.Domain) -> str:
 
     :raises DomainInvalid: its QEMU has ended
     """
+    return f'{_boot()}/{found.process()}'
+
+
+def is_of_this_boot(record: records.Record) -> bool:
+    """Whether the host was not started again since."""
+    return record.run.startswith(f'{_boot()}/')
+
+
+def _boot() -> str:
     with open(_BOOT_ID, encoding='ascii') as f:
-        return f'{f.read().strip()}/{found.process()}'
+        return f.read().strip()
 
 
 def begun(found: domain.Domain) -> records.Record:

@@ -131,9 +131,9 @@ def delete(found: domain.Domain, name: str) -> int:
 
 def _alone(found: domain.Domain) -> contextlib.AbstractContextManager[None]:
     """Who works on checkpoints of a domain waits for who does: QEMU would refuse the second one,
-    and pcow takes some by itself.
+    and pcow takes some by itself. A user of a service who holds one keeps no other user waiting.
     """
-    return locks.lock(f'vm-{found.uuid}')
+    return locks.lock(f'vm-{found.uuid}', own=True)
 
 
 def _revert(found: domain.Domain, name: str, *, started: bool) -> model.Reverted:

@@ -38,7 +38,7 @@ def checkpoints(found: domain.Domain) -> list[model.Checkpoint]:
     :raises LibvirtFailed:
     """
     if found.active():
-        return [model.Checkpoint.from_json(item) for item in found.qmp('query-pcow-checkpoints')]
+        return [model.Checkpoint.from_json(item) for item in found.query('query-pcow-checkpoints')]
     return _described(*_read(found))
 
 

@@ -204,6 +204,29 @@ class FixationTest(base.TestCase):
         assert record is not None
         self.assertEqual(records.State.FIXATED, record.state)
 
+    def test_one_of_which_an_answer_makes_no_sense(self) -> None:
+        """It does not keep the others from being done."""
+
+        def take(found: Any, name: str, *, last: bool) -> model.Taken:
+            if found.name == 'high':
+                raise AttributeError('an int has no get')
+            return self.take(found, name, last=last)
+
+        names = ['high', 'a']
+        with mock.patch.object(checkpoint, 'take', new=take):
+            done = {one.name: one for one in fixate.fixate_all(names)}
+        self.assertIn('an int has no get', done['high'].problem)
+        self.assertEqual('', done['a'].problem)
+
+    def test_that_there_was_one_is_known(self) -> None:
+        """By who sees what becomes of those that were not done."""
+        begun = time.time()
+        self.assertEqual([], [*fixate.fixate_all([])])
+        self.assertEqual(0.0, records.last_fixation())
+        with mock.patch.object(checkpoint, 'take', new=self.take):
+            (_done,) = fixate.fixate_all(['low'])
+        self.assertLessEqual(begun, records.last_fixation())
+
     def test_one_that_hangs_keeps_nobody_waiting(self) -> None:
         records.write('uuid-high', records.Record(records.State.RUNS, durable=10**12))
         begun = time.monotonic()

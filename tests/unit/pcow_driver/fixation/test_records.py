@@ -2,8 +2,11 @@
 
 import itertools
 import os
+import threading
+import time
 
 from pcow_driver.common import exception
+from pcow_driver.common import locks
 from pcow_driver.fixation import records
 from tests.unit.pcow_driver import base
 from tests.unit.pcow_driver.fixation import entered
@@ -47,6 +50,34 @@ class RecordsTest(base.TestCase):
         records.forget(UUID)
         records.forget(UUID)
         self.assertEqual([], records.all_uuids())
+
+    def test_somebody_else_holds_a_lock(self) -> None:
+        """Who may lock beside services does not keep who decides about VMs waiting."""
+        held, end = threading.Event(), threading.Event()
+        self.addCleanup(end.set)
+
+        def hold() -> None:
+            with locks.lock(f'protected-{UUID}'):
+                held.set()
+                end.wait()
+
+        def take() -> None:
+            with records.alone(UUID):
+                taken.set()
+
+        taken = threading.Event()
+        for work in (hold, take):
+            threading.Thread(target=work, daemon=True).start()
+            held.wait(30)
+        self.assertTrue(taken.wait(5))
+
+    def test_the_last_fixation(self) -> None:
+        self.assertEqual(0.0, records.last_fixation())
+        records.note_fixation()
+        self.assertLess(time.time() - 60, records.last_fixation())
+        self.assertEqual([], records.all_uuids())
+        (self.directory / 'state/protected/last-fixation').write_text('x')
+        self.assertEqual(0.0, records.last_fixation())
 
     def test_of_the_version_before(self) -> None:
         """It knew one name of before, and no date."""

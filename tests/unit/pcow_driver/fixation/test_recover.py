@@ -6,7 +6,10 @@ tests/functional/test_virsh_fixation.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import threading
+import time
 from typing import Any
 from unittest import mock
 
@@ -37,10 +40,13 @@ class RecoveryCase(recorded.TestCase):
         self.data_size = 4096
         self.fails = False
         self.reverted = list[tuple[str | None, bool]]()
+        self.arrived = list[str]()
+        self.connection: Any = self.recorded
         for where, name, new in (
             (checkpoint, 'start_at', self.start_at),
-            (type(self.found), 'arrive', lambda _found: None),
+            (type(self.found), 'arrive', lambda found: self.arrived.append(found.name)),
             (domain, 'errors', contextlib.nullcontext),
+            (domain, 'connect', lambda: contextlib.nullcontext(self.connection)),
             (runs, 'current', lambda _found: 'this run'),
         ):
             self.begin(mock.patch.object(where, name, new=new))
@@ -319,29 +325,130 @@ class RecoveryTest(RecoveryCase):
     def test_one_that_fails_keeps_no_other_one(self) -> None:
         for number in range(2):
             records.write(f'gone-{number}', records.Record(State.RUNS))
-        self.begin(mock.patch.object(domain, 'connect', new=contextlib.nullcontext))
         self.begin(mock.patch.object(domain, 'names_by_uuid', new=lambda _none: {}))
-        first, second = recover.recover_all()
-        for one in (first, second):
+        both = recover.recover_all()
+        self.assertEqual(['gone-0', 'gone-1'], sorted(one.name for one in both))
+        for one in both:
             self.assertIn(f'{self.directory}/state/protected/{one.name}.json', one.problem)
         self.assertEqual(2, len(records.all_uuids()))
 
     def test_shut_down_while_the_loop_was_not_there(self) -> None:
-        self.begin(mock.patch.object(domain, 'connect', new=lambda: self.connected()))
-        self.begin(
-            mock.patch.object(domain, 'names_by_uuid', new=lambda _none: {recorded.UUID: 'web1'})
-        )
-        self.begin(mock.patch.object(policy, 'get', new=lambda _found: policy.Policy()))
+        self.domains('web1')
         self.begin(
             mock.patch.object(type(self.found), 'stopped_on_purpose', new=lambda _found: True)
         )
-        records.write(recorded.UUID, records.Record(State.RUNS))
+        entered.enter(recorded.UUID, records.Record(State.RUNS))
         self.assertEqual([], recover.recover_all())
         self.assertEqual([], records.all_uuids())
         self.assertEqual([], self.reverted)
 
-    def connected(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext(self.recorded)
+    def test_shut_down_as_it_was_not_fixated(self) -> None:
+        """With the host, perhaps: it is not forgotten, and does not go back, either."""
+        self.domains('web1')
+        self.begin(
+            mock.patch.object(type(self.found), 'stopped_on_purpose', new=lambda _found: True)
+        )
+        records.write(recorded.UUID, records.Record(State.RUNS, since=time.time() - 1))
+        records.note_fixation()
+        self.assertEqual([], recover.recover_all())
+        self.assertEqual(State.FAILED, self.record().state)
+        for words in ('was not fixated', 'virsh start web1'):
+            self.assertIn(words, self.record().reason)
+        (done,) = recover.recover_all(failed=True)
+        self.assertIn('virsh start web1 boots it', done.problem)
+        self.assertEqual([], self.reverted)
+        for since, on_shutdown in (
+            (time.time() + 1, policy.FIXATE),  # it ran since only
+            (time.time() - 60, policy.STOP),
+        ):
+            self.policy = policy.Policy(on_shutdown=on_shutdown)
+            records.write(recorded.UUID, records.Record(State.RUNS, since=since))
+            self.assertEqual([], recover.recover_all())
+            self.assertIsNone(records.read(recorded.UUID))
+
+    def domains(self, *names: str) -> None:
+        """They are protected and off; the first one has the UUID of the recorded one."""
+        found = {name: copy.copy(self.recorded) for name in names}
+        for name in names[1:]:
+            found[name].uuid = f'uuid-{name}'
+        self.connection = mock.Mock(lookupByName=found.get)
+        uuids = {found[name].UUIDString(): name for name in names}
+        self.policy = policy.Policy()
+        self.begin(mock.patch.object(domain, 'names_by_uuid', new=lambda _none: uuids))
+        self.begin(mock.patch.object(policy, 'get', new=lambda _found: self.policy))
+        for uuid in uuids:
+            entered.enter(uuid, records.Record(State.FIXATED, checkpoint=self.last))
+
+    def hang(self) -> threading.Event:
+        hanging = threading.Event()
+        self.addCleanup(self.join)
+        self.addCleanup(hanging.set)
+        return hanging
+
+    def join(self) -> None:
+        for thread in threading.enumerate():
+            if thread.daemon:
+                thread.join()
+
+    def test_a_guest_whose_agent_never_answers(self) -> None:
+        """Nobody waits for it, its own VM included."""
+        self.begin(mock.patch.object(recover, '_keep_unsaved'))
+        self.domains('web1', 'web2')
+        hanging, released = self.hang(), list[str]()
+
+        def arrive(found: domain.Domain) -> None:
+            with records.alone(found.uuid):
+                released.append(found.name)
+            if found.name == 'web1':
+                hanging.wait()
+            self.arrived.append(found.name)
+
+        self.begin(mock.patch.object(type(self.found), 'arrive', new=arrive))
+        self.begin(mock.patch.object(recover, '_ARRIVAL', new=0.5))
+        names = {one.name: one.checkpoint for one in recover.recover_all()}
+        self.assertEqual({'web1': self.last, 'web2': self.last}, names)
+        self.assertEqual((['web1', 'web2'], ['web2']), (sorted(released), self.arrived))
+
+    def test_one_that_hangs(self) -> None:
+        self.begin(mock.patch.object(recover, '_keep_unsaved'))
+        self.domains('web1', 'web2')
+        hanging = self.hang()
+
+        def start_at(found: domain.Domain, name: str, *, run: bool) -> str:
+            if found.name == 'web1':
+                hanging.wait()
+            return name
+
+        self.begin(mock.patch.object(checkpoint, 'start_at', new=start_at))
+        done = {one.name: one for one in recover.recover_all(deadline=2.0)}
+        self.assertEqual(self.last, done['web2'].checkpoint)
+        self.assertIn('not done in time', done['web1'].problem)
+
+    def test_one_of_which_an_answer_makes_no_sense(self) -> None:
+        self.begin(mock.patch.object(recover, '_keep_unsaved'))
+        self.domains('web1', 'web2')
+
+        def start_at(found: domain.Domain, name: str, *, run: bool) -> str:
+            if found.name == 'web1':
+                raise AttributeError('an int has no get')
+            return name
+
+        self.begin(mock.patch.object(checkpoint, 'start_at', new=start_at))
+        done = {one.name: one for one in recover.recover_all()}
+        self.assertEqual(self.last, done['web2'].checkpoint)
+        self.assertIn('an int has no get', done['web1'].problem)
+
+    def test_who_is_told_that_it_is_there(self) -> None:
+        """Nobody of one that is paused."""
+        self.keep_unsaved()
+        for paused in (True, False):
+            self.recover(paused=paused)
+            self.join()
+        self.leave_qemu()
+        for paused in (True, False):
+            self.finish(paused=paused)
+            self.join()
+        self.assertEqual(['web1'] * 2, self.arrived)
 
 
 class UnfinishedTest(RecoveryCase):
