@@ -16,6 +16,7 @@ from typing import TypeVar
 _Result = TypeVar('_Result')
 
 _THREADS = 4  # at least
+_STALLS = 10.0  # seconds without an end, after which one more begins
 
 
 def each(
@@ -30,29 +31,40 @@ def each(
     left = collections.deque(names)
     results = queue.SimpleQueue[tuple[str, _Result | Exception]]()
 
-    def run() -> None:
-        while True:
-            try:
-                name = left.popleft()
-            except IndexError:
-                return
-            try:
-                results.put((name, work(name)))
-            except Exception as e:  # of whatever kind: who waits learns of each
-                results.put((name, e))
+    def begin() -> None:
+        threading.Thread(target=_do, args=(left, work, results), daemon=True).start()
 
     for _number in range(min(len(names), max(_THREADS, os.cpu_count() or 1))):
-        threading.Thread(target=run, daemon=True).start()
+        begin()
     waited_for = set(names)
     while waited_for:
+        seconds = _STALLS if end is None else min(_STALLS, max(0, end - time.monotonic()))
         try:
-            name, done = results.get(
-                timeout=None if end is None else max(0, end - time.monotonic())
-            )
+            name, done = results.get(timeout=seconds)
         except queue.Empty:
-            left.clear()
-            for name in sorted(waited_for):
-                yield name, None
-            return
+            if end is not None and time.monotonic() >= end:
+                break
+            if left:  # those that are at work may all hang
+                begin()
+            continue
         waited_for.remove(name)
         yield name, done
+    left.clear()
+    for name in sorted(waited_for):
+        yield name, None
+
+
+def _do(
+    left: collections.deque[str],
+    work: Callable[[str], _Result],
+    results: queue.SimpleQueue[tuple[str, _Result | Exception]],
+) -> None:
+    while True:
+        try:
+            name = left.popleft()
+        except IndexError:
+            return
+        try:
+            results.put((name, work(name)))
+        except Exception as e:  # of whatever kind: who waits learns of each
+            results.put((name, e))

@@ -107,8 +107,8 @@ class Watch:
 
     def _begin(self, name: str) -> None:
         while len(self._busy) >= _THREADS:
-            self._busy = [job for job in self._busy if not job.is_done() and not job.hangs()]
             time.sleep(_TURN)
+            self._busy = [job for job in self._busy if not job.is_done() and not job.hangs()]
         # It ends with the process: all that it knows is in the records.
         thread = threading.Thread(target=self._look_safely, args=(name,), daemon=True)
         job = self._jobs[name] = _Job(thread, time.monotonic())

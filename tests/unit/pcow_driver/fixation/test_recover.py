@@ -260,6 +260,15 @@ class RecoveryTest(RecoveryCase):
                 (expected, State.RUNS, self.last), (calls, found.state, found.checkpoint)
             )
 
+    def test_a_qemu_that_was_left_and_names_its_checkpoint(self) -> None:
+        self.leave_qemu()
+        names = list[str]()
+        self.begin(
+            mock.patch.object(checkpoint, 'revert', new=lambda _found, name: names.append(name))
+        )
+        self.assertTrue(self.finish(checkpoint=''))
+        self.assertEqual(([self.last], self.last), (names, self.record().checkpoint))
+
     def test_a_qemu_of_somebody_elses(self) -> None:
         """He has started it: what it stores is not dropped."""
         for state, fields in (
