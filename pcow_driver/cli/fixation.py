@@ -23,8 +23,8 @@ from pcow_driver.virt import domain
 class Protect(lister.Lister):
     """Have a VM go on where it was after a power failure, or list those that do.
 
-    It needs pcow-protect.service, which takes checkpoints, and pcow-fixate.service, which has the
-    last one taken when the host goes down.
+    It needs pcow-protect.service, which takes checkpoints and has VMs go on, and
+    pcow-fixate.service, which has the last one taken when the host goes down.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -110,7 +110,8 @@ class Protect(lister.Lister):
 class Fixate(lister.Lister):
     """Keep the last moment of each protected VM, and end its QEMU; for a host that goes down.
 
-    A VM that cannot be kept runs on, and goes on from its last checkpoint later: exit code 1.
+    A VM that cannot be kept runs on, and goes on from its last checkpoint later, unless it is shut
+    down before; then it is left to its owner. The exit code is 1.
     """
 
     _left: Sequence[str] = ()
@@ -177,8 +178,8 @@ class Recover(lister.Lister):
 
 
 class Watch(command.Command):
-    """Take the checkpoints of protected VMs, and have those go on that were killed, until SIGTERM
-    or SIGINT; pcow-protect.service runs it.
+    """Take the checkpoints of protected VMs, and have those go on that were killed, or fixated
+    before the host was started, until SIGTERM or SIGINT; pcow-protect.service runs it.
     """
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:

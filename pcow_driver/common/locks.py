@@ -33,6 +33,7 @@ from pcow_driver.common import conf
 from pcow_driver.common import exception
 
 _PREFIX = 'pcow-'
+_SHARED, _OWN = 'locks', 'own-locks'  # below the state directory
 _NEW = '.new-'  # of a file that nobody can lock yet
 _FILE_MODE = 0o660  # who may lock writes nothing: the directory says who that is
 _FIRST_RETRY, _RETRY = 0.001, 0.01  # seconds; the latter from some time on
@@ -64,16 +65,19 @@ def state_path() -> str:
 
 
 @contextlib.contextmanager
-def lock(name: str) -> Iterator[None]:
+def lock(name: str, *, own: bool = False) -> Iterator[None]:
     """Hold the lock of this name.
 
+    :param own: services that share the other locks cannot hold that of the owner of the state
+        directory, who would wait for them; nor does it keep them out
     :raises StateInvalid: the lock directory cannot be written to, or something that is no lock has
         the name
     :raises InvalidName: it is too long for a file
     """
     with _in_order(_place(name)), contextlib.ExitStack() as stack:
-        with _errors(name):
-            directory = _open_directory(make=True)
+        place = _OWN if own and _is_owner() else _SHARED
+        with _errors(name, place):
+            directory = _open_directory(place, make=True)
             stack.callback(os.close, directory)
             file = _file_name(name)
             descriptor = _acquire(directory, file)
@@ -163,8 +167,13 @@ def collect() -> None:
     """Delete the files of locks that processes had when they were killed, and those that earlier
     versions left.
     """
+    for place in (_SHARED, _OWN):
+        _collect(place)
+
+
+def _collect(place: str) -> None:
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        directory = _open_directory()
+        directory = _open_directory(place)
         stack.callback(os.close, directory)
         for name in os.listdir(directory):
             with contextlib.suppress(OSError):
@@ -197,9 +206,8 @@ def _place(name: str) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def _errors(name: str) -> Iterator[None]:
-    state = state_path()
-    directory = os.path.join(state, 'locks')
+def _errors(name: str, place: str = _SHARED) -> Iterator[None]:
+    directory = os.path.join(state_path(), place)
     try:
         yield
     except OSError as e:
@@ -233,9 +241,17 @@ def _file_name(name: str) -> str:
     return _PREFIX + name.replace(os.sep, '_')
 
 
-def _open_directory(*, make: bool = False) -> int:
+def _is_owner() -> bool:
+    """Whether this user alone, or root, puts names in the state directory."""
+    try:
+        return os.geteuid() in (0, os.stat(state_path()).st_uid)
+    except FileNotFoundError:
+        return True  # who makes it
+
+
+def _open_directory(place: str = _SHARED, *, make: bool = False) -> int:
     """Of the locks.  Others may write to the directory above: they can put no link in its place."""
-    path = shared_directory('locks') if make else os.path.join(state_path(), 'locks')
+    path = shared_directory(place) if make else os.path.join(state_path(), place)
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 

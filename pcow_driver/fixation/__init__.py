@@ -5,5 +5,6 @@ A domain that is protected has a checkpoint taken now and then (``automatic``), 
 the host goes down, after which its QEMU ends (``fixate``). When the host is up again, or the QEMU
 was killed, it goes on from the last one (``recover``). ``policy`` is what its owner wants,
 ``records`` what the host knows of it, ``runs`` which QEMU it knows that of, ``watch`` the loop that
-does all this, and ``overview`` what people are shown.
+does all this, ``parallel`` what does it for several at once, and ``overview`` what people are
+shown.
 """

@@ -91,11 +91,6 @@ def newest(found: Sequence[model.Checkpoint]) -> model.Checkpoint | None:
     return found[-1] if found else None
 
 
-def current(found: Sequence[model.Checkpoint]) -> model.Checkpoint | None:
-    """The one that the VM has gone on from."""
-    return next((one for one in found if one.current), None)
-
-
 def take(found: domain.Domain, prefix: str, *, last: bool = False) -> tuple[str, model.Taken]:
     """Take one; where there is no room for it, those that need not be kept go first, and then the
     oldest ones of pcow's.
@@ -109,15 +104,13 @@ def take(found: domain.Domain, prefix: str, *, last: bool = False) -> tuple[str,
         name = new_name(prefix)
         return name, checkpoint.take(found, name, last=last)
 
-    return make_room(found, None, attempt)
+    return make_room(found, '', attempt)
 
 
-def make_room(
-    found: domain.Domain, kept: model.Checkpoint | None, attempt: Callable[[], _Result]
-) -> _Result:
+def make_room(found: domain.Domain, kept: str, attempt: Callable[[], _Result]) -> _Result:
     """What ``attempt`` gives, after as many checkpoints of pcow's were deleted as it needs.
 
-    :param kept: this one is not deleted, nor the last one
+    :param kept: name of one that is not deleted, nor is the last one; '': of none
     :raises PcowError: as ``attempt``; of want of room, if there is none to be had
     """
     old: list[str] | None = None
@@ -129,8 +122,8 @@ def make_room(
                 raise
             if old is None:
                 old = _dispensable(tree.checkpoints(found))
-                if kept is not None and kept.name in old:
-                    old.remove(kept.name)
+                if kept in old:
+                    old.remove(kept)
             if not old:
                 raise
         _delete(found, old.pop(0))

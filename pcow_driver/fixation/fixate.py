@@ -7,14 +7,9 @@ that of "Temporality: A NVRAM-based Virtualization Platform" (SRDS 2015).
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterator
 from collections.abc import Sequence
-import contextlib
 import dataclasses
-import os
-import queue
-import threading
 import time
 
 from oslo_log import log as logging
@@ -22,6 +17,7 @@ from oslo_log import log as logging
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
 from pcow_driver.fixation import automatic
+from pcow_driver.fixation import parallel
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
 from pcow_driver.fixation import runs
@@ -29,7 +25,6 @@ from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
 
-_THREADS = 4  # at least
 _LATE = 'it was not done in time; pcow-protect.service has it run on, or: virsh resume'
 
 
@@ -47,7 +42,7 @@ def fixate(found: domain.Domain) -> Result:
     """Of one that runs, or is paused. If it fails, the guest runs on; if this process is killed,
     :class:`~pcow_driver.fixation.watch.Watch` has it run on.
 
-    :raises DomainInvalid: it is off, has crashed, or its RAM is no image
+    :raises DomainInvalid: it is off, has crashed, is about to go on, or its RAM is no image
     :raises QmpFailed: QEMU cannot, and says why
     :raises LibvirtFailed: its QEMU does not end: the guest stays stopped, and goes on from its last
         moment; Watch tries again to end it
@@ -89,6 +84,11 @@ def go_on(found: domain.Domain, record: records.Record) -> None:
 
 
 def _begin(found: domain.Domain) -> records.Record:
+    record = records.read(found.uuid)
+    if record is not None and record.state is records.State.RECOVERING and not found.running():
+        raise exception.DomainInvalid(
+            domain=found.name, reason='it is about to go on from a checkpoint, and does so later'
+        )
     if not found.is_whole():
         raise exception.DomainInvalid(
             domain=found.name,
@@ -97,10 +97,12 @@ def _begin(found: domain.Domain) -> records.Record:
                 'to go on from'
             ),
         )
-    record = records.read(found.uuid)
     if record is None or record.run != runs.current(found):
         record = runs.begun(found)
-    record = dataclasses.replace(record, state=records.State.RUNS, paused=found.paused_on_purpose())
+    # One that was cut off has stopped the guest itself, and knows whether somebody had before.
+    cut_off = record.state in (records.State.FIXATING, records.State.FIXATED)
+    paused = record.paused if cut_off else found.paused_on_purpose()
+    record = dataclasses.replace(record, state=records.State.RUNS, paused=paused)
     records.write(found.uuid, record)
     record = dataclasses.replace(record, state=records.State.FIXATING)
     records.write(found.uuid, record)
@@ -145,38 +147,30 @@ def fixate_all(names: Sequence[str], deadline: float | None = None) -> Iterator[
     :return: of each domain, as it comes to its end
     """
     end = None if deadline is None else time.monotonic() + deadline
-    left = collections.deque(names)
-    results = queue.SimpleQueue[Result]()
+    if names:
+        _note()
+    for name, done in parallel.each(names, lambda name: _fixate(name, end), end):
+        if isinstance(done, Result):
+            yield done
+            continue
+        if done is not None:
+            known = isinstance(done, exception.PcowError)
+            LOG.error('%s is not fixated: %s', name, done, exc_info=None if known else done)
+        yield Result(name=name, checkpoint='', time=0, problem=_LATE if done is None else str(done))
 
-    def work() -> None:
-        while left:
-            with contextlib.suppress(IndexError):
-                results.put(_fixate(left.popleft(), end))
 
-    # A QEMU that hangs keeps nobody: who calls may end while they wait for it.
-    for _number in range(max(_THREADS, os.cpu_count() or 1)):
-        threading.Thread(target=work, daemon=True).start()
-    waited_for = set(names)
-    while waited_for:
-        try:
-            done = results.get(timeout=None if end is None else max(0, end - time.monotonic()))
-        except queue.Empty:
-            for name in waited_for:
-                yield Result(name=name, checkpoint='', time=0, problem=_LATE)
-            return
-        waited_for.remove(done.name)
-        yield done
+def _note() -> None:
+    try:
+        records.note_fixation()
+    except exception.PcowError as e:  # it is only for those that are not done
+        LOG.error('%s', e)
 
 
 def _fixate(name: str, end: float | None) -> Result:
-    try:
-        with domain.connect() as connection:
-            found = domain.Domain(connection, name)
-            known = records.read(found.uuid)
-            needed = known.durable / 1e9 if known is not None else 0.0
-            if end is not None and time.monotonic() + needed > end:
-                return Result(name=name, checkpoint='', time=0, problem='there is no time for it')
-            return fixate(found)
-    except exception.PcowError as e:
-        LOG.error('%s is not fixated: %s', name, e)
-        return Result(name=name, checkpoint='', time=0, problem=str(e))
+    with domain.connect() as connection:
+        found = domain.Domain(connection, name)
+        known = records.read(found.uuid)
+        needed = known.durable / 1e9 if known is not None else 0.0
+        if end is not None and time.monotonic() + needed > end:
+            return Result(name=name, checkpoint='', time=0, problem='there is no time for it')
+        return fixate(found)

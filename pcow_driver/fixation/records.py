@@ -3,13 +3,15 @@
 
 A file for each in ``protected`` under ``[pcow] state_path``, durable when a function returns.
 Who writes one, or acts on what stands there, holds its lock (:func:`alone`) from the look at the
-domain to the end. States, and what leads to them:
+domain to the end. Beside them stands when the last fixation of the host began. States, and what
+leads to them:
 
 ========= =========== ==============================================================
 from      to          when
 ========= =========== ==============================================================
 none      RUNS        it is seen to run
-RUNS      none        its guest, or somebody, has ended it
+RUNS,     none        its guest, or somebody, has ended it
+FIXATING
 RUNS      FIXATING    it is stopped for its last checkpoint
 FIXATING  RUNS        that failed, or who took it was killed; it runs on
 FIXATING  FIXATED     its last moment is a checkpoint, and its QEMU ends
@@ -18,7 +20,7 @@ FIXATING,
 FIXATED,
 FAILED
 any       RUNS        it goes on; or somebody has started it
-any       FAILED      it cannot go on
+any       FAILED      it cannot go on; or it was ended after a fixation that it was not in
 any       none        it is not protected any more
 ========= =========== ==============================================================
 """
@@ -30,6 +32,7 @@ import dataclasses
 import enum
 import json
 import os
+import time
 from typing import Any
 
 from pcow_driver.common import durable
@@ -38,6 +41,7 @@ from pcow_driver.common import locks
 
 _DIRECTORY = 'protected'
 _SUFFIX = '.json'
+_FIXATION = 'last-fixation'
 
 
 class State(enum.Enum):
@@ -66,12 +70,15 @@ class Record:
     state: State
     run: str = ''  # which one
     since: float = 0.0  # seconds since the epoch at which it was seen first
-    before: str = ''  # the checkpoint that it stood on when it was seen first
-    checkpoint: str = ''  # of this run: the last one of pcow's, or that it has gone on from
+    # The checkpoints that were there when it was seen first, and their dates; '': any
+    before: dict[str, str] = dataclasses.field(default_factory=dict)
+    # RUNS: of this run, the last one of pcow's, or that it has gone on from. FIXATED, RECOVERING,
+    # FAILED: that it goes on from; '': it is the one that it stands on
+    checkpoint: str = ''
     durable: int = 0  # ns until the last one was durable
     paused: bool = False  # by somebody, and shall be
     tries: int = 0  # how often it has gone on, or tried to, since it last ran for long
-    kept: bool = False  # RECOVERING: what no checkpoint holds
+    kept: bool = False  # RECOVERING, FAILED: what no checkpoint holds
     reason: str = ''  # FAILED
 
 
@@ -90,7 +97,7 @@ def read(uuid: str) -> Record | None:
         return _record(value)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise exception.StateInvalid(
             path=path, reason=f'{e}; delete the file if its domain need not go on'
         ) from None
@@ -111,7 +118,24 @@ def all_uuids() -> list[str]:
 
 def alone(uuid: str) -> contextlib.AbstractContextManager[None]:
     """Nobody else decides about this domain meanwhile."""
-    return locks.lock(f'protected-{uuid}')
+    return locks.lock(f'protected-{uuid}', own=True)
+
+
+def note_fixation() -> None:
+    """One of all that run begins; durable on return.
+
+    :raises StateInvalid:
+    """
+    _replace(os.path.join(locks.state_path(), _DIRECTORY, _FIXATION), f'{time.time()}\n')
+
+
+def last_fixation() -> float:
+    """Seconds since the epoch; 0: there was none, or nobody can tell."""
+    try:
+        with open(os.path.join(locks.state_path(), _DIRECTORY, _FIXATION), encoding='ascii') as f:
+            return float(f.read())
+    except (OSError, ValueError):
+        return 0.0
 
 
 def write(uuid: str, wanted: Record) -> None:
@@ -128,11 +152,7 @@ def write(uuid: str, wanted: Record) -> None:
     if before == wanted:
         return
     value = dataclasses.asdict(wanted) | {'state': wanted.state.value}
-    try:
-        locks.shared_directory(_DIRECTORY)
-        durable.replace(path, json.dumps(value) + '\n')
-    except OSError as e:
-        raise exception.StateInvalid(path=path, reason=str(e.strerror)) from None
+    _replace(path, json.dumps(value) + '\n')
 
 
 def forget(uuid: str) -> None:
@@ -155,10 +175,22 @@ def path_of(uuid: str) -> str:
     return os.path.join(locks.state_path(), _DIRECTORY, f'{uuid}{_SUFFIX}')
 
 
+def _replace(path: str, text: str) -> None:
+    try:
+        locks.shared_directory(_DIRECTORY)
+        durable.replace(path, text)
+    except OSError as e:
+        raise exception.StateInvalid(path=path, reason=str(e.strerror)) from None
+
+
 def _record(value: Any) -> Record:
-    """:raises TypeError, KeyError, ValueError: it is none"""
+    """:raises TypeError, KeyError, ValueError, AttributeError: it is none"""
+    if isinstance(before := value.get('before'), str):  # as the first version wrote it
+        value['before'] = {before: ''} if before else {}
     found = Record(**(value | {'state': State(value['state'])}))
     for field in dataclasses.fields(Record):
         if type(getattr(found, field.name)) is not type(getattr(_ANY, field.name)):
             raise TypeError(f'{field.name} is {getattr(found, field.name)!r}')
+    if not all(isinstance(date, str) for date in found.before.values()):
+        raise TypeError(f'before is {found.before!r}')
     return found

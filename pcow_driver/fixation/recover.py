@@ -10,13 +10,16 @@ that the VM is left as it is.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
+import threading
 import time
 
 from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.fixation import automatic
+from pcow_driver.fixation import parallel
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
 from pcow_driver.fixation import runs
@@ -24,13 +27,15 @@ from pcow_driver.images import image
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
-from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
 
 UNSAVED = 'pcow-unsaved-'
 _TRIES = 3  # until it has run for long
+_DEADLINE = 300.0  # seconds
+_ARRIVAL = 15.0  # seconds in which a guest that answers has done so
+_LATE = 'it was not done in time; pcow-protect.service goes on with it'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Result:
     age: float  # seconds between that and now
     time: int  # ns from the command until it runs
     problem: str = ''
+    # that tells its network and its clock
+    arrival: threading.Thread | None = dataclasses.field(default=None, compare=False)
 
 
 def recover(found: domain.Domain, record: records.Record) -> Result:
@@ -54,58 +61,124 @@ def recover(found: domain.Domain, record: records.Record) -> Result:
     begun = time.monotonic_ns()
     try:
         with domain.errors():
-            last = _start(found, record)
+            recovering = _start(found, record)
     except exception.LibvirtFailed as e:
-        LOG.error('%s does not go on yet: %s', found.name, e)
-        return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
+        return _not_yet(found, e)
     except exception.PcowError as e:
         LOG.error('%s does not go on: %s', found.name, e)
-        failed = records.read(found.uuid) or record
-        records.write(
-            found.uuid, dataclasses.replace(failed, state=records.State.FAILED, reason=str(e))
-        )
+        _give_up(found, records.read(found.uuid) or record, str(e))
         return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
+    try:
+        with domain.errors():
+            age = _note_runs(found, recovering)
+    except exception.StateInvalid:
+        raise
+    except exception.PcowError as e:  # its QEMU has ended again: as if it had not begun
+        return _not_yet(found, e)
     taken = time.monotonic_ns() - begun
-    age = max(0.0, time.time() - last.date.timestamp())
-    LOG.warning('%s goes on from %s, of %.0f s ago', found.name, last.name, age)
-    if not record.paused:
-        _arrive(found)
-    return Result(name=found.name, checkpoint=last.name, age=age, time=taken)
+    LOG.warning('%s goes on from %s, of %.0f s ago', found.name, recovering.checkpoint, age)
+    return Result(
+        name=found.name,
+        checkpoint=recovering.checkpoint,
+        age=age,
+        time=taken,
+        arrival=None if record.paused else _arrive(found.name),
+    )
 
 
-def finish(found: domain.Domain, record: records.Record) -> None:
-    """Of a recovery that was cut off when there was a QEMU: take it to its end. A guest that runs
-    may as well have been booted by somebody.
+def _not_yet(found: domain.Domain, error: exception.PcowError) -> Result:
+    LOG.error('%s does not go on yet: %s', found.name, error)
+    return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(error))
 
-    :raises PcowError: QEMU cannot
+
+def _give_up(found: domain.Domain, record: records.Record, reason: str) -> None:
+    decided = record.state not in (records.State.RUNS, records.State.FIXATING)
+    records.write(
+        found.uuid,
+        dataclasses.replace(
+            record,
+            state=records.State.FAILED,
+            checkpoint=record.checkpoint if decided else '',
+            reason=reason,
+        ),
+    )
+
+
+def finish(found: domain.Domain, record: records.Record) -> bool:
+    """Of a recovery that was cut off when there was a QEMU: take it to its end. It has not run, and
+    what was unsaved is kept; any other one was started by somebody, and goes on as it is.
+
+    :return: whether it goes on from its checkpoint
+    :raises PcowError: QEMU cannot; after some tries the domain is off, and left to its owner
     """
-    if found.running():
+    if found.is_starting():
+        return False
+    if not record.kept or not found.paused_on_purpose() or found.has_run():
         records.write(found.uuid, runs.begun(found))
-        return
-    checkpoint.revert(found, record.checkpoint)
+        return False
+    record = dataclasses.replace(record, tries=record.tries + 1)
+    records.write(found.uuid, record)
+    try:
+        with domain.errors():
+            name = record.checkpoint or checkpoint.current_name(found)
+            checkpoint.revert(found, name)
+            if not record.paused:
+                found.resume()
+    except exception.PcowError as e:
+        if record.tries >= _TRIES:
+            LOG.error('%s does not go on: %s', found.name, e)
+            found.destroy()
+            _give_up(found, record, str(e))
+        raise
+    with domain.errors():
+        _note_runs(found, dataclasses.replace(record, checkpoint=name))
     if not record.paused:
-        found.resume()
-    _note_runs(found, record, record.checkpoint)
+        _arrive(found.name)
+    return True
 
 
-def recover_all(*, failed: bool = False) -> list[Result]:
-    """All that have to run, and do not; one that fails keeps no other one.
+def recover_all(*, failed: bool = False, deadline: float = _DEADLINE) -> list[Result]:
+    """All that have to run, and do not, several at once; one that fails, or hangs, keeps no other
+    one.
 
     :param failed: also those that could not go on before
+    :param deadline: seconds from now, after which nobody waits for those that are left
     :raises LibvirtFailed: it does not answer
     """
+    end = time.monotonic() + deadline
     with domain.connect() as connection:
         names = domain.names_by_uuid(connection)
-    done = []
-    for uuid in records.all_uuids():
+
+    def work(uuid: str) -> _Done:
         name = names.get(uuid)
-        try:
-            result = _unknown(uuid) if name is None else _recover_if_off(uuid, name, failed=failed)
-        except exception.PcowError as e:
-            result = Result(name=name or uuid, checkpoint='', age=0, time=0, problem=str(e))
+        return _Done(_unknown(uuid) if name is None else _recover_if_off(uuid, name, failed=failed))
+
+    found = []
+    for uuid, done in parallel.each(records.all_uuids(), work, end):
+        if isinstance(done, _Done):
+            result = done.result
+        else:
+            known = done is None or isinstance(done, exception.PcowError)
+            problem = _LATE if done is None else str(done)
+            LOG.error('%s: %s', names.get(uuid, uuid), problem, exc_info=None if known else done)
+            result = Result(names.get(uuid, uuid), checkpoint='', age=0, time=0, problem=problem)
         if result is not None:
-            done.append(result)
-    return done
+            found.append(result)
+    _wait_for_arrivals(found)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    result: Result | None  # None: it had not to go on
+
+
+def _wait_for_arrivals(found: list[Result]) -> None:
+    """The caller may end then, and they with it."""
+    end = time.monotonic() + _ARRIVAL
+    for one in found:
+        if one.arrival is not None:
+            one.arrival.join(max(0.0, end - time.monotonic()))
 
 
 def _unknown(uuid: str) -> Result:
@@ -123,8 +196,12 @@ def _recover_if_off(uuid: str, name: str, *, failed: bool) -> Result | None:
         found, record = domain.Domain(connection, name), records.read(uuid)
         if record is None or found.active():
             return None
-        if policy.get(found) is None or is_to_stay_off(found, record):
+        wanted = policy.get(found)
+        if wanted is None:
             records.forget(uuid)
+            return None
+        if is_to_stay_off(found, record):
+            leave_off(found, wanted, record)
             return None
         if record.state is records.State.FAILED and not failed:
             return None
@@ -140,11 +217,39 @@ def is_to_stay_off(found: domain.Domain, record: records.Record) -> bool:
     )
 
 
-def _start(found: domain.Domain, record: records.Record) -> model.Checkpoint:
-    last = _last_moment(found, record)
-    fixated = record.state is records.State.FIXATED
-    tries = 0 if fixated else record.tries + 1
-    if tries > _TRIES and record.state is not records.State.FAILED:
+def leave_off(found: domain.Domain, wanted: policy.Policy, record: records.Record) -> None:
+    """Of one that was ended, or is started by libvirt again: it has not to run.
+
+    One that a fixation should have kept, and did not, was perhaps shut down with the host: that is
+    what its owner is told.
+
+    :raises PcowError: that cannot be kept, or its images cannot be read
+    """
+    begun = records.last_fixation()
+    if found.saved() or wanted.on_shutdown != policy.FIXATE or begun <= record.since:
+        records.forget(found.uuid)
+        return
+    date = datetime.datetime.fromtimestamp(begun, datetime.UTC)
+    reason = (
+        f'it was not fixated at {date.isoformat(timespec="seconds")}, and was ended later, maybe '
+        f"with the host: 'virsh start {found.name}' boots it, unless it is to stay off"
+    )
+    LOG.error('%s: %s', found.name, reason)
+    # Nothing that is there is gone on from: it has come to its end since.
+    before = runs.dates(tree.checkpoints(found))
+    _give_up(found, dataclasses.replace(record, before=before), reason)
+
+
+def _start(found: domain.Domain, record: records.Record) -> records.Record:
+    """:return: with the checkpoint that it is at"""
+    before, last = record.state, _last_moment(found, record)
+    tries = 0 if before is records.State.FIXATED else record.tries + 1
+    # Who is cut off from here on, or gives up, is followed by one who knows where it goes on.
+    record = dataclasses.replace(
+        record, state=records.State.RECOVERING, checkpoint=last, tries=tries
+    )
+    records.write(found.uuid, record)
+    if tries > _TRIES and before is not records.State.FAILED:
         raise exception.DomainInvalid(
             domain=found.name,
             reason=(
@@ -153,51 +258,66 @@ def _start(found: domain.Domain, record: records.Record) -> model.Checkpoint:
                 f"NAME' an older checkpoint"
             ),
         )
-    # Who is cut off from here on is followed by one who knows where it goes on, and what is kept.
-    record = dataclasses.replace(
-        record, state=records.State.RECOVERING, checkpoint=last.name, tries=tries
-    )
+    # Also after one that was cut off: somebody may have booted it since.
+    _keep_unsaved(found, last, first=tries <= 1 and not record.kept)
+    record = dataclasses.replace(record, kept=True)
     records.write(found.uuid, record)
-    if not record.kept:
-        _keep_unsaved(found, last, first=tries <= 1)
-        record = dataclasses.replace(record, kept=True)
-        records.write(found.uuid, record)
-    checkpoint.start_at(found, last.name, run=not record.paused)
-    _note_runs(found, record, last.name)
-    return last
+    name = checkpoint.start_at(found, last or None, run=not record.paused)
+    return dataclasses.replace(record, checkpoint=name)
 
 
-def _note_runs(found: domain.Domain, record: records.Record, name: str) -> None:
+def _note_runs(found: domain.Domain, record: records.Record) -> float:
+    """:return: seconds between its checkpoint and now"""
     records.write(
         found.uuid,
         dataclasses.replace(
-            runs.at(found, name), durable=record.durable, paused=record.paused, tries=record.tries
+            runs.at(found, record.checkpoint),
+            durable=record.durable,
+            paused=record.paused,
+            tries=record.tries,
         ),
     )
+    dates = (one.date for one in tree.checkpoints(found) if one.name == record.checkpoint)
+    date = next(dates, None)
+    return 0.0 if date is None else max(0.0, time.time() - date.timestamp())
 
 
-def _arrive(found: domain.Domain) -> None:
-    """It runs, whatever comes of this."""
-    try:
-        with domain.errors():
-            found.arrive()
-    except exception.PcowError as e:
-        LOG.warning('%s: neither its network nor its clock was told: %s', found.name, e)
+def _arrive(name: str) -> threading.Thread:
+    """It runs, whatever comes of this. Its guest may never answer: nobody waits for the thread who
+    has something else to do, or holds a lock.
+    """
+
+    def work() -> None:
+        try:
+            with domain.connect() as connection:
+                domain.Domain(connection, name).arrive()
+        except exception.PcowError as e:
+            LOG.warning('%s: neither its network nor its clock was told: %s', name, e)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
 
 
-def _last_moment(found: domain.Domain, record: records.Record) -> model.Checkpoint:
+def _last_moment(found: domain.Domain, record: records.Record) -> str:
     """The checkpoint that it goes on from: no older one than of its last run, and no other branch.
 
+    :return: its name; '': the one that it stands on when a QEMU has finished what the last one left
     :raises DomainInvalid: there is none
     """
     there = tree.checkpoints(found)
-    if record.state in (records.State.FIXATED, records.State.RECOVERING):
-        last = next((one for one in there if one.name == record.checkpoint), None)
+    if record.state in (records.State.RUNS, records.State.FIXATING) or (
+        record.state is records.State.FAILED and not record.checkpoint
+    ):
+        if tree.stands_on_unfinished(found):
+            return ''
+        last = tree.current(there)
+        wanted = None if last is None or runs.is_of_before(record, last) else last.name
+    elif any(one.name == record.checkpoint for one in there) or tree.has_unfinished(found):
+        wanted = record.checkpoint  # QEMU judges of one that is unfinished
     else:
-        last = automatic.current(there)
-        if last is not None and last.name == record.before and last.name != record.checkpoint:
-            last = None
-    if last is None:
+        wanted = None if record.checkpoint else ''
+    if wanted is None:
         raise exception.DomainInvalid(
             domain=found.name,
             reason=(
@@ -205,10 +325,10 @@ def _last_moment(found: domain.Domain, record: records.Record) -> model.Checkpoi
                 f'boots it, with what its memory holds'
             ),
         )
-    return last
+    return wanted
 
 
-def _keep_unsaved(found: domain.Domain, last: model.Checkpoint, *, first: bool) -> None:
+def _keep_unsaved(found: domain.Domain, last: str, *, first: bool) -> None:
     """What the NVDIMMs hold now, and no checkpoint does.
 
     :param first: it takes the place of that of before; those of one that ends again and again stay

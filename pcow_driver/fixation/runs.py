@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+import dataclasses
 import time
 
-from pcow_driver.fixation import automatic
 from pcow_driver.fixation import records
 from pcow_driver.virt import domain
+from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 _BOOT_ID = '/proc/sys/kernel/random/boot_id'
@@ -18,40 +20,58 @@ def current(found: domain.Domain) -> str:
 
     :raises DomainInvalid: its QEMU has ended
     """
+    return f'{_boot()}/{found.process()}'
+
+
+def is_of_this_boot(record: records.Record) -> bool:
+    """Whether the host was not started again since."""
+    return record.run.startswith(f'{_boot()}/')
+
+
+def _boot() -> str:
     with open(_BOOT_ID, encoding='ascii') as f:
-        return f'{f.read().strip()}/{found.process()}'
+        return f.read().strip()
 
 
 def begun(found: domain.Domain) -> records.Record:
-    """Record of a domain whose QEMU is seen for the first time: what checkpoint it stands on is one
-    of before.
+    """Record of a domain whose QEMU is seen for the first time: each checkpoint that is there
+    is one of before.
 
     :raises PcowError: QEMU does not tell
     """
-    last = automatic.current(tree.checkpoints(found))
     return records.Record(
         records.State.RUNS,
         run=current(found),
         since=time.time(),
-        before='' if last is None else last.name,
+        before=dates(tree.checkpoints(found)),
     )
 
 
 def at(found: domain.Domain, checkpoint: str) -> records.Record:
-    """Record of a domain that goes on from this checkpoint in a QEMU of now.
+    """The same of one that goes on from this checkpoint, which is one of this run now.
 
-    :raises DomainInvalid: its QEMU has ended
+    :raises PcowError: its QEMU has ended, or does not tell
     """
-    return records.Record(
-        records.State.RUNS, run=current(found), since=time.time(), checkpoint=checkpoint
-    )
+    record = begun(found)
+    before = {name: date for name, date in record.before.items() if name != checkpoint}
+    return dataclasses.replace(record, before=before, checkpoint=checkpoint)
+
+
+def dates(found: Sequence[model.Checkpoint]) -> dict[str, str]:
+    """By name: as of a checkpoint whose name was given again, the two tell which one it is."""
+    return {one.name: one.date.isoformat() for one in found}
+
+
+def is_of_before(record: records.Record, one: model.Checkpoint) -> bool:
+    """Whether the checkpoint is older than the run."""
+    return record.before.get(one.name) in ('', one.date.isoformat())
 
 
 def note_revert(found: domain.Domain, checkpoint: str) -> None:
     """Somebody has had the domain go back to this checkpoint: it is one of this run now. The caller
     is alone with it since before (:func:`pcow_driver.fixation.records.alone`).
 
-    :raises StateInvalid:
+    :raises PcowError: that cannot be kept, or QEMU does not tell
     """
     if records.read(found.uuid) is not None and found.active():
         records.write(found.uuid, at(found, checkpoint))

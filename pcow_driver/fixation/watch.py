@@ -3,14 +3,14 @@
 killed.
 
 Each second it asks libvirt of each domain. What it does then is done by a thread of the domain, so
-that one that hangs keeps no other one waiting. It may be ended and started at any time: all that it
-has to know is in the records.
+that one that hangs keeps no other one waiting, nor the loop from its end. It may be ended and
+started at any time: all that it has to know is in the records.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
+import threading
 import time
 
 from oslo_log import log as logging
@@ -27,10 +27,25 @@ from pcow_driver.virt import domain
 LOG = logging.getLogger(__name__)
 
 PERIOD = 1.0  # seconds
-_THREADS = 16  # domains at once
+_THREADS = 16  # domains at once, without those that hang
+_HANGS = 30.0  # seconds after which one is among these
+_END = 15.0  # seconds in which what is under way may come to its end
 _RETRY = 60.0  # seconds after a checkpoint that could not be taken, or a recovery
 _LONG = 600.0  # seconds after which a VM that ends did not do so for what it went on from
+_TURN = 0.001  # seconds after which one may have come to its end
 _STEP = 0.1  # seconds in which the loop learns that it has to end
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    thread: threading.Thread
+    begun: float  # time.monotonic()
+
+    def is_done(self) -> bool:
+        return not self.thread.is_alive()
+
+    def hangs(self) -> bool:
+        return time.monotonic() >= self.begun + _HANGS
 
 
 class Watch:
@@ -40,7 +55,8 @@ class Watch:
 
     def __init__(self) -> None:
         self._ended = False
-        self._jobs: dict[str, concurrent.futures.Future[None]] = {}  # by name
+        self._jobs: dict[str, _Job] = {}  # by name
+        self._busy: list[_Job] = []  # without those that hang
         self._runs: dict[str, tuple[int, str]] = {}  # libvirt's number and the run, by UUID
         self._armed: dict[str, tuple[str, str]] = {}  # run and policy
         # time.monotonic() of the last checkpoint, of the last one that could not be taken, and of a
@@ -51,22 +67,28 @@ class Watch:
         self._said: dict[str, str] = {}  # the last problem, by name
 
     def end(self) -> None:
-        """What is under way comes to its end."""
+        """What is under way comes to its end, unless it hangs."""
         self._ended = True
 
     def run(self) -> None:
         """Until :meth:`end`. While libvirt does not answer it waits for that."""
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            while not self._ended:
-                self._look_at_all(pool)
-                end = time.monotonic() + PERIOD
-                while not self._ended and time.monotonic() < end:
-                    time.sleep(_STEP)
-            # The guests that were shut down with the host, the last one just now
-            concurrent.futures.wait(self._jobs.values())
-            self._look_at_all(pool)
+        while not self._ended:
+            self._look_at_all()
+            end = time.monotonic() + PERIOD
+            while not self._ended and time.monotonic() < end:
+                time.sleep(_STEP)
+        self._wait()
+        # The guests that were shut down with the host, the last one just now
+        self._look_at_all()
+        self._wait()
 
-    def _look_at_all(self, pool: concurrent.futures.Executor) -> None:
+    def _wait(self) -> None:
+        end = time.monotonic() + _END
+        for job in self._jobs.values():
+            job.thread.join(max(0.0, end - time.monotonic()))
+        self._busy.clear()
+
+    def _look_at_all(self) -> None:
         try:
             with domain.connect() as connection:
                 names = domain.names_of_all(connection)
@@ -77,11 +99,21 @@ class Watch:
             return
         for name in names:
             job = self._jobs.get(name)
-            if job is None or job.done():
-                self._jobs[name] = pool.submit(self._look_safely, name)
+            if job is None or job.is_done():
+                self._begin(name)
         for name in self._jobs.keys() - set(names):
-            if self._jobs[name].done():
+            if self._jobs[name].is_done():
                 del self._jobs[name]
+
+    def _begin(self, name: str) -> None:
+        while len(self._busy) >= _THREADS:
+            time.sleep(_TURN)
+            self._busy = [job for job in self._busy if not job.is_done() and not job.hangs()]
+        # It ends with the process: all that it knows is in the records.
+        thread = threading.Thread(target=self._look_safely, args=(name,), daemon=True)
+        job = self._jobs[name] = _Job(thread, time.monotonic())
+        self._busy.append(job)
+        thread.start()
 
     def _look_safely(self, name: str) -> None:
         try:
@@ -109,7 +141,7 @@ class Watch:
             elif found.active():
                 self._look_at_active(found, wanted, record)
             else:
-                self._look_at_off(found, record)
+                self._look_at_off(found, wanted, record)
 
     def _let_go(self, found: domain.Domain) -> None:
         """It is not protected any more."""
@@ -122,7 +154,9 @@ class Watch:
         self, found: domain.Domain, wanted: policy.Policy, record: records.Record | None
     ) -> None:
         if record is not None and record.state is records.State.RECOVERING:
-            recover.finish(found, record)  # who did that was killed
+            if self._may_recover(found):
+                recover.finish(found, record)  # who did that was killed
+                del self._recovered[found.uuid]
             return
         if record is None or record.run != self._run_of(found):
             record = runs.begun(found)
@@ -158,17 +192,27 @@ class Watch:
             ),
         )
 
-    def _look_at_off(self, found: domain.Domain, record: records.Record | None) -> None:
+    def _look_at_off(
+        self, found: domain.Domain, wanted: policy.Policy, record: records.Record | None
+    ) -> None:
         self._runs.pop(found.uuid, None)
         self._armed.pop(found.uuid, None)
-        if record is None or record.state in (records.State.FIXATED, records.State.FAILED):
+        if record is None or record.state is records.State.FAILED:
             return
+        if record.state is records.State.FIXATED and runs.is_of_this_boot(record):
+            return  # the host is yet to go down, or somebody wants it so
         if recover.is_to_stay_off(found, record):
-            records.forget(found.uuid)
-        elif not self._ended and self._is_over(self._recovered, found, _RETRY):
-            self._recovered[found.uuid] = time.monotonic()
+            recover.leave_off(found, wanted, record)
+        elif not self._ended and self._may_recover(found):
             if recover.recover(found, record).checkpoint:
                 del self._recovered[found.uuid]
+
+    def _may_recover(self, found: domain.Domain) -> bool:
+        """Also that it is done now."""
+        if not self._is_over(self._recovered, found, _RETRY):
+            return False
+        self._recovered[found.uuid] = time.monotonic()
+        return True
 
     @staticmethod
     def _is_over(since: dict[str, float], found: domain.Domain, seconds: float) -> bool:

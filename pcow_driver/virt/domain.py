@@ -8,6 +8,7 @@ Which of these is decided here, call by call.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from collections.abc import Iterator
 import contextlib
 import importlib
@@ -31,6 +32,9 @@ from pcow_driver.virt import guest_agent
 from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
+
+_PIDS = '/run/libvirt/qemu'  # where the libvirt of the host keeps those of its QEMUs
+_QEMU = 'QEMU'  # who answers
 
 Image = libvirt_xml.Nvdimm | disk_xml.Disk
 
@@ -77,6 +81,13 @@ def errors(uri: str | None = None) -> Iterator[None]:
         raise exception.LibvirtFailed(
             uri=uri or str(conf.CONF.pcow.libvirt_uri), reason=str(e)
         ) from None
+
+
+def _users(process: Path) -> list[int]:
+    """As whom it runs, and may."""
+    lines = (process / 'status').read_text(errors='replace').splitlines()
+    (found,) = (line for line in lines if line.startswith('Uid:'))
+    return [int(word) for word in found.split()[1:]]
 
 
 class Files:
@@ -192,16 +203,36 @@ class Domain:
 
         :raises DomainInvalid: it has none on this host
         """
-        wanted = f'\0-uuid\0{self.uuid}\0'.encode()
+        with contextlib.suppress(OSError):
+            pid = Path(_PIDS, f'{self.name}.pid').read_text().strip()
+            if (found := self._process(pid)) is not None:
+                return found
+        users = {0, os.geteuid()}  # anybody may give a program these words
+        if (user := libvirt_xml.user(self._domain.XMLDesc(0))) is not None:
+            users.add(user)
         for pid in os.listdir('/proc'):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                if pid.isdigit() and wanted in Path(f'/proc/{pid}/cmdline').read_bytes():
-                    # the name, in brackets, may hold anything; see proc(5)
-                    fields = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
-                    return f'{pid}-{fields[19]}'
+            if (found := self._process(pid, users)) is not None:
+                return found
         raise exception.DomainInvalid(
             domain=self.name, reason='no process on this host has its UUID (-uuid)'
         )
+
+    def _process(self, pid: str, users: Container[int] | None = None) -> str | None:
+        """:param users: whose it may be"""
+        if not (pid.isascii() and pid.isdigit()):
+            return None
+        wanted, place = f'\0-uuid\0{self.uuid}\0'.encode(), Path('/proc', pid)
+        try:
+            if wanted not in (place / 'cmdline').read_bytes():
+                return None
+            # Not the owner of the directory: that is root of each process that nobody may trace.
+            if users is not None and not all(uid in users for uid in _users(place)):
+                return None
+            # the name, in brackets, may hold anything; see proc(5)
+            fields = (place / 'stat').read_text().rpartition(')')[2].split()
+        except (OSError, ValueError, IndexError):  # it has ended meanwhile
+            return None
+        return f'{pid}-{fields[19]}'
 
     def autostart(self) -> bool:
         """Whether libvirt starts it when libvirt starts."""
@@ -316,19 +347,20 @@ class Domain:
         """Run a QMP command and return what it returns.
 
         :raises QmpFailed: QEMU refused it
+        :raises ToolOutputInvalid: that is no answer: its guest may have taken it over
         """
         request: dict[str, Any] = {'execute': command}
         if arguments:
             request['arguments'] = arguments
         LOG.debug('%s: %s', self.name, request)
-        reply = json.loads(
-            _import('libvirt_qemu').qemuMonitorCommand(self._domain, json.dumps(request), 0)
-        )
-        if 'error' in reply:
-            error_class, description = (
-                str(reply['error'].get('class')),
-                str(reply['error'].get('desc')),
-            )
+        text = _import('libvirt_qemu').qemuMonitorCommand(self._domain, json.dumps(request), 0)
+        try:
+            reply = model.Reader(json.loads(text), command, _QEMU)
+        except (ValueError, RecursionError) as e:
+            raise exception.ToolOutputInvalid(tool=_QEMU, reason=f'{command}: {e}') from None
+        if 'error' in reply.fields:
+            error = reply.object('error')
+            error_class, description = error.string('class'), error.string('desc')
             if error_class == 'CommandNotFound':
                 description = (
                     'this QEMU has no pcow backend, or an older one; let <emulator> in the domain '
@@ -337,11 +369,17 @@ class Domain:
             raise exception.QmpFailed(
                 command=command, error_class=error_class, description=description
             )
-        return reply.get('return')
+        return reply.fields.get('return')
 
-    def query(self) -> list[dict[str, Any]]:
-        """What QEMU says of its pcow backends (query-pcow); only while active."""
-        return list(self.qmp('query-pcow'))
+    def query(self, command: str = 'query-pcow') -> list[dict[str, Any]]:
+        """What QEMU says of its pcow backends, or of others of its things; only while active.
+
+        :raises ToolOutputInvalid: that is no list of objects
+        """
+        answer = self.qmp(command)
+        if not isinstance(answer, list):
+            raise exception.ToolOutputInvalid(tool=_QEMU, reason=f'{command}: not a list')
+        return [model.Reader(item, command, _QEMU).fields for item in answer]
 
     def snapshot_create(
         self, name: str, device: str | None = None, *, quiesce: bool = False
@@ -466,7 +504,7 @@ class Domain:
             # QEMU may not list the pool to see whether the images that were made on it still exist
             image.snapshot_unpin(found.path, name)
             reply = self.qmp('pcow-snapshot-delete', id=self._backend(found), name=name)
-        return int(reply.get('freed', 0))
+        return model.Reader(reply, 'pcow-snapshot-delete', _QEMU).integer('freed', 0)
 
     def snapshot_rename(self, name: str, new_name: str, device: str | None = None) -> None:
         """Give a snapshot of the image another name.
@@ -540,12 +578,24 @@ class Domain:
         state, reason = self._domain.state()
         return (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
 
+    def is_starting(self) -> bool:
+        """Whether libvirt has begun to start it, and is not done with that."""
+        libvirt = _import('libvirt')
+        state, reason = self._domain.state()
+        return (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP)
+
     def is_whole(self) -> bool:
         """Whether its guest could go on: it has not crashed or powered off, and no store of a
         device was lost.
         """
-        status = self.qmp('query-status').get('status')
-        return status in ('running', 'paused')
+        return self._status() in ('running', 'paused', 'prelaunch')
+
+    def has_run(self) -> bool:
+        """Whether its vCPUs have in this QEMU; that it went back to a checkpoint is no run."""
+        return self._status() not in ('prelaunch', 'restore-vm')
+
+    def _status(self) -> str:
+        return model.Reader(self.qmp('query-status'), 'query-status', _QEMU).string('status')
 
     def suspend(self) -> None:
         """Stop its vCPUs."""

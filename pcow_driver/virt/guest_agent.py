@@ -28,6 +28,25 @@ _NO_AGENT = (
 )
 
 
+_SECONDS = 5  # for an answer
+_FREEZE_SECONDS = 60  # a guest that writes much has much to write out
+
+
+@contextlib.contextmanager
+def _in_time(domain: Any, libvirt: Any, seconds: int) -> Iterator[None]:
+    """The agent has so many seconds for each answer; libvirt waits for it without end otherwise. It
+    keeps that for the domain, so it is put back for others. What is asked for goes before: a guest
+    is also thawed where this cannot be set.
+    """
+    with contextlib.suppress(libvirt.libvirtError):
+        domain.agentSetResponseTimeout(seconds, 0)
+    try:
+        yield
+    finally:
+        with interrupt.clearing_up(), contextlib.suppress(libvirt.libvirtError):
+            domain.agentSetResponseTimeout(libvirt.VIR_DOMAIN_AGENT_RESPONSE_TIMEOUT_BLOCK, 0)
+
+
 @contextlib.contextmanager
 def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
     """The file systems of a running guest are frozen; thawed at the end whatever happens, which no
@@ -44,7 +63,8 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
     to_thaw = True
     try:
         try:
-            domain.fsFreeze()
+            with _in_time(domain, libvirt, _FREEZE_SECONDS):
+                domain.fsFreeze()
         except libvirt.libvirtError as e:
             # An agent that answers so has frozen nothing, or thawed it; if somebody else had it
             # frozen, it stays so for him.
@@ -61,7 +81,7 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
         with interrupt.clearing_up():
             to_thaw = False
             try:
-                domain.fsThaw()
+                _thaw(domain, libvirt)
             except libvirt.libvirtError as e:
                 raise exception.StillFrozen(
                     domain=name,
@@ -75,7 +95,7 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
         if to_thaw:
             with interrupt.clearing_up():
                 try:
-                    domain.fsThaw()
+                    _thaw(domain, libvirt)
                 except libvirt.libvirtError as e:
                     LOG.error(
                         "the domain %s: the guest's file systems %s and cannot be thawed (%s): try "
@@ -88,6 +108,11 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
         raise
 
 
+def _thaw(domain: Any, libvirt: Any) -> None:
+    with _in_time(domain, libvirt, _FREEZE_SECONDS):
+        domain.fsThaw()
+
+
 def set_clock(name: str, domain: Any, libvirt: Any) -> bool:
     """Have a running guest take the host's time.
 
@@ -97,7 +122,8 @@ def set_clock(name: str, domain: Any, libvirt: Any) -> bool:
         return False
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     try:
-        domain.setTime({'seconds': seconds, 'nseconds': nanoseconds}, 0)
+        with _in_time(domain, libvirt, _SECONDS):
+            domain.setTime({'seconds': seconds, 'nseconds': nanoseconds}, 0)
     except libvirt.libvirtError as e:
         LOG.warning('%s: its clock cannot be set: %s', name, e)
         return False

@@ -243,6 +243,16 @@ def images(domain_xml: str) -> list[str]:
     return [nvdimm.path for nvdimm in nvdimms(domain_xml)] + ([found] if found else [])
 
 
+def user(domain_xml: str) -> int | None:
+    """As whom libvirt runs the QEMU of a domain that is active; None: it does not tell.
+
+    :raises XmlInvalid:
+    """
+    label = parse(domain_xml).findtext("seclabel[@model='dac']/label", '')
+    uid = label.partition(':')[0].removeprefix('+')
+    return int(uid) if uid.isascii() and uid.isdigit() else None
+
+
 def has_agent(domain_xml: str) -> bool:
     """Whether a running domain's guest has its agent's channel open; also if libvirt tells nothing
     of that.

@@ -68,16 +68,36 @@ def revert(found: domain.Domain, name: str) -> model.Reverted:
         return _start_at(found, name, run=True)
 
 
-def start_at(found: domain.Domain, name: str, *, run: bool = True) -> model.Reverted:
+def start_at(found: domain.Domain, name: str | None, *, run: bool = True) -> str:
     """As :func:`revert` of a domain that is off; one that somebody has started is left alone.
 
+    :param name: None: the one that it stands on when QEMU has finished what another one left, which
+        no one else can name
     :param run: False: it stays paused
-    :raises DomainInvalid: it is not off
+    :return: the name
+    :raises DomainInvalid: it is not off; or it stands on none
     """
     with _alone(found):
         if found.active():
             raise exception.DomainInvalid(domain=found.name, reason='it runs already')
-        return _start_at(found, name, run=run)
+        if name is not None:
+            _start_at(found, name, run=run)
+            return name
+        with found.started(run=run):
+            name = current_name(found)
+            _revert(found, name, started=True)
+        return name
+
+
+def current_name(found: domain.Domain) -> str:
+    """Of the checkpoint that it stands on.
+
+    :raises DomainInvalid: it stands on none
+    """
+    last = tree.current(tree.checkpoints(found))
+    if last is None:
+        raise exception.DomainInvalid(domain=found.name, reason='it stands on no checkpoint')
+    return last.name
 
 
 def _start_at(found: domain.Domain, name: str, *, run: bool) -> model.Reverted:
@@ -111,9 +131,9 @@ def delete(found: domain.Domain, name: str) -> int:
 
 def _alone(found: domain.Domain) -> contextlib.AbstractContextManager[None]:
     """Who works on checkpoints of a domain waits for who does: QEMU would refuse the second one,
-    and pcow takes some by itself.
+    and pcow takes some by itself. A user of a service who holds one keeps no other user waiting.
     """
-    return locks.lock(f'vm-{found.uuid}')
+    return locks.lock(f'vm-{found.uuid}', own=True)
 
 
 def _revert(found: domain.Domain, name: str, *, started: bool) -> model.Reverted:

@@ -6,7 +6,9 @@ Reading changes nothing, and may be done from several threads, each with a conne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import dataclasses
 
 from pcow_driver.common import exception
@@ -15,6 +17,9 @@ from pcow_driver.images import image
 from pcow_driver.images import model as image_model
 from pcow_driver.virt import domain
 from pcow_driver.vm import model
+
+# What the next QEMU gives its name, or reverts all images to; see migration/pcow/checkpoint.h
+_TAKING, _REVERTING = '.checkpoint-', '.loading-checkpoint-'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +38,7 @@ def checkpoints(found: domain.Domain) -> list[model.Checkpoint]:
     :raises LibvirtFailed:
     """
     if found.active():
-        return [model.Checkpoint.from_json(item) for item in found.qmp('query-pcow-checkpoints')]
+        return [model.Checkpoint.from_json(item) for item in found.query('query-pcow-checkpoints')]
     return _described(*_read(found))
 
 
@@ -58,9 +63,40 @@ def check_exists(found: domain.Domain, name: str) -> None:
         find it
     """
     homes, parts = _read(found)
-    unfinished = any(home.name.startswith(names.SNAPSHOT_MARKS) for home in homes)
-    if not unfinished and all(one.home.name != name for one in parts):
+    if not any(map(_is_unfinished, homes)) and all(one.home.name != name for one in parts):
         raise exception.CheckpointNotFound(domain=found.name, name=name)
+
+
+def current(found: Sequence[model.Checkpoint]) -> model.Checkpoint | None:
+    """The one that the VM has gone on from."""
+    return next((one for one in found if one.current), None)
+
+
+def has_unfinished(found: domain.Domain) -> bool:
+    """Of a domain that is off: whether the next QEMU finishes a checkpoint, which is durable and is
+    not among :func:`checkpoints` before.
+
+    :raises DomainInvalid: its RAM is no image
+    """
+    homes, _parts = _read(found)
+    return any(map(_is_unfinished, homes))
+
+
+def stands_on_unfinished(found: domain.Domain) -> bool:
+    """The same, and the VM stands on that one then.
+
+    :raises DomainInvalid: its RAM is no image
+    """
+    homes, _parts = _read(found)
+    unfinished = [home for home in homes if _is_unfinished(home)]
+    if any(home.name.startswith(_REVERTING) for home in unfinished):
+        return True
+    last = _nearest(
+        homes,
+        next((home for home in homes if home.current), None),
+        lambda home: _is_checkpoint(home) or home in unfinished,
+    )
+    return last is not None and last in unfinished
 
 
 def branches(found: list[model.Checkpoint]) -> Iterator[tuple[int, model.Checkpoint]]:
@@ -109,19 +145,29 @@ def _is_checkpoint(home: image_model.Snapshot) -> bool:
     return home.vm_state_size > 0 and not home.name.startswith(names.SNAPSHOT_MARKS)
 
 
+def _is_unfinished(home: image_model.Snapshot) -> bool:
+    """It is one as soon as a QEMU has it open: all that it is made of is there."""
+    return home.vm_state_size > 0 and home.name.startswith((_TAKING, _REVERTING))
+
+
+def _nearest(
+    homes: Sequence[image_model.Snapshot],
+    first: image_model.Snapshot | None,
+    wanted: Callable[[image_model.Snapshot], bool],
+) -> image_model.Snapshot | None:
+    """The first one of that kind on the way from there to the root."""
+    by_id = {home.id: home for home in homes}
+    while first is not None and not wanted(first):
+        first = by_id.get(first.parent_id or '')
+    return first
+
+
 def _described(homes: list[image_model.Snapshot], parts: list[Parts]) -> list[model.Checkpoint]:
     by_id = {home.id: home for home in homes}
-
-    def nearest(home: image_model.Snapshot | None) -> image_model.Snapshot | None:
-        """The first checkpoint on the way to the root."""
-        while home is not None and not _is_checkpoint(home):
-            home = by_id.get(home.parent_id or '')
-        return home
-
-    now = nearest(next((home for home in homes if home.current), None))
+    now = _nearest(homes, next((home for home in homes if home.current), None), _is_checkpoint)
     found = []
     for one in parts:
-        parent = nearest(by_id.get(one.home.parent_id or ''))
+        parent = _nearest(homes, by_id.get(one.home.parent_id or ''), _is_checkpoint)
         found.append(
             model.Checkpoint(
                 name=one.home.name,

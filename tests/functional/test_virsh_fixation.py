@@ -4,6 +4,7 @@ when it goes on. A host that goes down is what happens to it then: its domains e
 """
 
 from collections.abc import Callable
+import json
 from pathlib import Path
 import signal
 import subprocess
@@ -112,6 +113,36 @@ class FixationTest(test_virsh_checkpoints.CheckpointTestCase):
         self.assertEqual([], self.pcowctl('host', 'recover'))
         self.assertNotIn('unsaved', str(first.image_snapshots()))
         self.check(first, second)
+
+    def test_the_host_was_started_again(self) -> None:
+        """The loop has go on what was fixated before that."""
+        guest = self.protected('again', '--interval', 'off')
+        loop = self.watch()
+        guest.mark('kept')
+        (done,) = self.pcowctl('host', 'fixate')
+        self.assertEqual('', done['problem'])
+        time.sleep(2)
+        self.assertEqual('shut off', guest.state())
+        self.end(loop)
+        (path,) = (self.host.run.directory / 'pcow/protected').glob('*.json')
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {'run': 'another-boot/1-1'}))
+        loop = self.watch()
+        self.wait(lambda: guest.state() == 'running')
+        self.assert_goes_on(guest, 'kept')
+        self.end(loop)
+        self.check(guest)
+
+    def test_shut_down_as_it_could_not_be_fixated(self) -> None:
+        guest = self.protected('late', '--interval', '1s')
+        loop = self.watch()
+        self.wait(lambda: self.row(guest)['last checkpoint'])
+        self.fails('host', 'fixate', '--deadline', '0.001s')
+        self.host.virsh('destroy', guest.name)  # as libvirt-guests does then
+        self.wait(lambda: 'was not fixated' in self.row(guest)['state'])
+        self.end(loop)
+        self.assertEqual([], self.pcowctl('host', 'recover'))
+        self.assertEqual('shut off', guest.state())
 
     def check(self, *guests: libvirt_vm.Guest) -> None:
         for guest in guests:

@@ -4,6 +4,7 @@
 import re
 import signal
 import threading
+import time
 
 from tests.functional import checkpoint_case
 from tests.functional import images
@@ -105,6 +106,31 @@ class AtSignalTest(checkpoint_case.CheckpointTestCase):
             vm.wait_event('GUEST_PANICKED')
             said = self.end(vm, signal.SIGTERM)
         self.assertIn('state guest-panicked', said)
+        self.assertEqual([], self.kept())
+
+    def test_one_that_was_migrated_away(self) -> None:
+        """It runs there."""
+        there = self.directory / 'there'
+        there.mkdir()
+        image, ram = there / self.image.name, there / self.ram.name
+        vm_state.run('pcow-img', 'create', '-q', image, checkpoint_case.SIZE)
+        vm_state.run('pcow-img', 'create', '-q', ram, checkpoint_case.RAM_SIZE)
+        uri = f'unix:{there}/migration'
+        with (
+            checkpoint_case.start(there, ram, image, '-incoming', uri) as destination,
+            self.start() as vm,
+        ):
+            vm.qmp('pcow-checkpoint-at-signal', prefix=PREFIX)
+            self.write(vm, b'away')
+            vm.qmp('migrate', uri=uri)
+            end = time.monotonic() + SECONDS
+            while vm.qmp('query-migrate').get('status') != 'completed':
+                self.assertLess(time.monotonic(), end, vm.qmp('query-migrate'))
+                time.sleep(0.02)
+            said = self.end(vm, signal.SIGTERM)
+            self.assert_reads(destination, b'away')
+            destination.quit()
+        self.assertIn('state postmigrate', said)
         self.assertEqual([], self.kept())
 
     def test_refused(self) -> None:

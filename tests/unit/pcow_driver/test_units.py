@@ -56,6 +56,31 @@ class UnitsTest(base.TestCase):
         together = 'pcow-fixate.service pcow-protect.service libvirt-guests.service'
         self.assertEqual('', self.verify(_MORE.format(f'Wants={together}')))
 
+    def settings(self, name: str) -> list[tuple[str, str]]:
+        lines = (_UNITS / name).read_text().splitlines()
+        return [
+            (key, value)
+            for key, equal, value in (line.partition('=') for line in lines)
+            if equal and not key.startswith('#')
+        ]
+
+    def test_what_is_done_at_a_shutdown(self) -> None:
+        """systemd does that only where the start went well."""
+        found = self.settings('pcow-fixate.service')
+        self.assertIn('ExecStop', dict(found))
+        self.assertEqual(
+            ['/bin/true'], [value for key, value in found if key.startswith('ExecStart')]
+        )
+
+    def test_what_is_restarted_is_so_for_ever(self) -> None:
+        count = 0
+        for path in _UNITS.glob('*.service'):
+            found = dict(self.settings(path.name))
+            if found.get('Restart') == 'always':
+                count += 1
+                self.assertEqual('0', found.get('StartLimitIntervalSec'), path.name)
+        self.assertTrue(count)
+
     def test_a_mistake_is_found(self) -> None:
         circle = 'Wants=pcow-fixate.service\nAfter=pcow-fixate.service\nBefore=pcow-fixate.service'
         said = self.verify(_MORE.format(f'{circle}\nRestrat=always'))

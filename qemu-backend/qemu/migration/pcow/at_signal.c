@@ -61,11 +61,16 @@ static void wait_for_others(void)
     }
 }
 
-/* A moment that the guest cannot go on from, or has lost a store of. */
-static bool is_broken(void)
+/*
+ * One that the guest cannot go on from, has lost a store of, or goes on from
+ * elsewhere: a VM that was migrated away would run twice.
+ */
+static bool is_no_moment(void)
 {
     return runstate_needs_reset() || runstate_check(RUN_STATE_GUEST_PANICKED) ||
-           runstate_check(RUN_STATE_IO_ERROR);
+           runstate_check(RUN_STATE_IO_ERROR) ||
+           runstate_check(RUN_STATE_FINISH_MIGRATE) ||
+           runstate_check(RUN_STATE_POSTMIGRATE);
 }
 
 void checkpoint_take_at_signal(void)
@@ -76,7 +81,7 @@ void checkpoint_take_at_signal(void)
         return;
     }
     wait_for_others();
-    if (is_broken()) {
+    if (is_no_moment()) {
         warn_report("no checkpoint at the end of QEMU, as the VM is in state "
                     "%s", RunState_str(runstate_get()));
         return;

@@ -13,9 +13,11 @@ from pcow_driver.common import exception
 from pcow_driver.fixation import fixate
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
+from pcow_driver.fixation import runs
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model
 from tests.unit.pcow_driver import base
+from tests.unit.pcow_driver.fixation import entered
 
 TAKEN = model.Taken(pause=1, durable=5 * 10**9, state_size=3)
 
@@ -27,6 +29,7 @@ class _Domain:
     calls: list[tuple[str, str]] = []
     off: set[str] = set()
     crashed: set[str] = set()
+    paused: set[str] = set()
 
     def __init__(self, _connection: Any, name: str) -> None:
         if name not in self.policies:
@@ -37,7 +40,7 @@ class _Domain:
         return self.name not in self.off
 
     def running(self) -> bool:
-        return ('suspend', self.name) not in self.calls
+        return ('suspend', self.name) not in self.calls and self.name not in self.paused
 
     def process(self) -> str:
         return '7'
@@ -46,7 +49,7 @@ class _Domain:
         return self.name not in self.crashed
 
     def paused_on_purpose(self) -> bool:
-        return False
+        return self.name in self.paused
 
     def qmp(self, command: str, **_arguments: str) -> None:
         self.calls.append((command, self.name))
@@ -145,6 +148,45 @@ class FixationTest(base.TestCase):
         self.assertIn('it has crashed', done.problem)
         self.assertEqual([], _Domain.calls)
 
+    def paused_of(self, name: str) -> bool:
+        found = records.read(f'uuid-{name}')
+        assert found is not None
+        return found.paused
+
+    def test_one_that_was_cut_off_is_repeated(self) -> None:
+        """It was that which has stopped the guest, and nobody else."""
+        _Domain.paused = {'a'}
+        self.addCleanup(_Domain.paused.clear)
+        run = runs.current(_Domain(None, 'a'))  # type: ignore[arg-type]
+        for state in (records.State.FIXATING, records.State.FIXATED):
+            for paused in (False, True):
+                entered.enter('uuid-a', records.Record(state, run=run, paused=paused))
+                with mock.patch.object(checkpoint, 'take', new=self.take):
+                    (done,) = fixate.fixate_all(['a'])
+                self.assertEqual(('', paused), (done.problem, self.paused_of('a')))
+        # that of another run says nothing, nor does one that came to its end
+        for record in (
+            records.Record(records.State.FIXATED, run='another'),
+            records.Record(records.State.RUNS, run=run),
+        ):
+            entered.enter('uuid-a', record)
+            with mock.patch.object(checkpoint, 'take', new=self.take):
+                (done,) = fixate.fixate_all(['a'])
+            self.assertEqual(('', True), (done.problem, self.paused_of('a')))
+
+    def test_one_that_is_about_to_go_on(self) -> None:
+        """Its QEMU is not at the checkpoint yet; one that runs was booted by somebody."""
+        self.addCleanup(setattr, _Domain, 'paused', set())
+        record = records.Record(records.State.RECOVERING, checkpoint='c')
+        for paused, problem in ((True, 'about to go on'), (False, '')):
+            _Domain.paused = {'a'} if paused else set()
+            entered.enter('uuid-a', record)
+            with mock.patch.object(checkpoint, 'take', new=self.take):
+                (done,) = fixate.fixate_all(['a'])
+            self.assertIn(problem, done.problem)
+            if paused:
+                self.assertEqual(([], record), (_Domain.calls, records.read('uuid-a')))
+
     def test_a_qemu_that_does_not_end(self) -> None:
         """Nothing runs behind the checkpoint."""
 
@@ -161,6 +203,29 @@ class FixationTest(base.TestCase):
         record = records.read('uuid-a')
         assert record is not None
         self.assertEqual(records.State.FIXATED, record.state)
+
+    def test_one_of_which_an_answer_makes_no_sense(self) -> None:
+        """It does not keep the others from being done."""
+
+        def take(found: Any, name: str, *, last: bool) -> model.Taken:
+            if found.name == 'high':
+                raise AttributeError('an int has no get')
+            return self.take(found, name, last=last)
+
+        names = ['high', 'a']
+        with mock.patch.object(checkpoint, 'take', new=take):
+            done = {one.name: one for one in fixate.fixate_all(names)}
+        self.assertIn('an int has no get', done['high'].problem)
+        self.assertEqual('', done['a'].problem)
+
+    def test_that_there_was_one_is_known(self) -> None:
+        """By who sees what becomes of those that were not done."""
+        begun = time.time()
+        self.assertEqual([], [*fixate.fixate_all([])])
+        self.assertEqual(0.0, records.last_fixation())
+        with mock.patch.object(checkpoint, 'take', new=self.take):
+            (_done,) = fixate.fixate_all(['low'])
+        self.assertLessEqual(begun, records.last_fixation())
 
     def test_one_that_hangs_keeps_nobody_waiting(self) -> None:
         records.write('uuid-high', records.Record(records.State.RUNS, durable=10**12))

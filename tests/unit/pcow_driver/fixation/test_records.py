@@ -2,8 +2,11 @@
 
 import itertools
 import os
+import threading
+import time
 
 from pcow_driver.common import exception
+from pcow_driver.common import locks
 from pcow_driver.fixation import records
 from tests.unit.pcow_driver import base
 from tests.unit.pcow_driver.fixation import entered
@@ -48,6 +51,45 @@ class RecordsTest(base.TestCase):
         records.forget(UUID)
         self.assertEqual([], records.all_uuids())
 
+    def test_somebody_else_holds_a_lock(self) -> None:
+        """Who may lock beside services does not keep who decides about VMs waiting."""
+        held, end = threading.Event(), threading.Event()
+        self.addCleanup(end.set)
+
+        def hold() -> None:
+            with locks.lock(f'protected-{UUID}'):
+                held.set()
+                end.wait()
+
+        def take() -> None:
+            with records.alone(UUID):
+                taken.set()
+
+        taken = threading.Event()
+        for work in (hold, take):
+            threading.Thread(target=work, daemon=True).start()
+            held.wait(30)
+        self.assertTrue(taken.wait(5))
+
+    def test_the_last_fixation(self) -> None:
+        self.assertEqual(0.0, records.last_fixation())
+        records.note_fixation()
+        self.assertLess(time.time() - 60, records.last_fixation())
+        self.assertEqual([], records.all_uuids())
+        (self.directory / 'state/protected/last-fixation').write_text('x')
+        self.assertEqual(0.0, records.last_fixation())
+
+    def test_of_the_version_before(self) -> None:
+        """It knew one name of before, and no date."""
+        self.enter(State.RUNS)
+        path = self.directory / f'state/protected/{UUID}.json'
+        good = path.read_text()
+        for text, before in (('"c1"', {'c1': ''}), ('""', {})):
+            path.write_text(good.replace('"before": {}', f'"before": {text}'))
+            found = records.read(UUID)
+            assert found is not None
+            self.assertEqual(before, found.before)
+
     def test_what_is_no_record(self) -> None:
         self.enter(State.FIXATED)
         path = self.directory / f'state/protected/{UUID}.json'
@@ -60,6 +102,8 @@ class RecordsTest(base.TestCase):
             good.replace('fixated', 'gone'),
             good.replace('"durable": 0', '"durable": "0"'),
             good.replace('"reason"', '"why"'),
+            good.replace('"before": {}', '"before": {"c": 1}'),
+            good.replace('"before": {}', '"before": []'),
         ):
             path.write_text(text)
             error = self.assertRaises(exception.StateInvalid, records.read, UUID)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from typing import Any
 from unittest import mock
@@ -17,12 +18,14 @@ from pcow_driver.fixation import records
 from pcow_driver.fixation import recover
 from pcow_driver.fixation import runs
 from pcow_driver.fixation import watch
+from pcow_driver.virt import domain
 from pcow_driver.vm import model
 from tests.unit.pcow_driver import base
 from tests.unit.pcow_driver.fixation import entered
 
 UUID = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
 State = records.State
+_MONOTONIC = time.monotonic
 TAKEN = model.Taken(pause=1, durable=5 * 10**6, state_size=3)
 
 
@@ -81,8 +84,7 @@ class WatchTest(base.TestCase):
             ('automatic.take', self.take),
             ('automatic.thin', lambda _found: None),
             ('recover.recover', self.recover),
-            ('recover.finish', lambda _found, _record: self.done.append('finish')),
-            ('automatic.current', lambda _there: None),
+            ('recover.finish', self.finish),
             ('runs.tree.checkpoints', lambda _found: []),
             ('fixate.finish', lambda _found: self.done.append('destroy')),
             ('policy.get', lambda found: found.policy),
@@ -97,6 +99,12 @@ class WatchTest(base.TestCase):
     def recover(self, _found: Any, record: records.Record) -> recover.Result:
         self.done.append('recover')
         return recover.Result(name='web1', checkpoint=record.checkpoint, age=0, time=0)
+
+    def finish(self, _found: Any, _record: records.Record) -> bool:
+        self.done.append('finish')
+        if self.fails:
+            raise exception.QmpFailed(command='x', error_class='y', description='no')
+        return True
 
     def take(self, _found: Any, _prefix: str) -> tuple[str, model.Taken]:
         if self.fails:
@@ -132,7 +140,7 @@ class WatchTest(base.TestCase):
         }
         for state, purpose in itertools.product((None, *State), (False, True)):
             self.now += 100
-            self.enter(state)
+            self.enter(state, run=runs.current(self.found))
             self.found.on_purpose = purpose
             self.assertEqual(
                 expected.get((state, purpose), ([], state)),
@@ -153,6 +161,17 @@ class WatchTest(base.TestCase):
         self.now += 61
         self.assertEqual(['recover'], self.look())
         self.assertEqual(['recover'], self.look())  # that one went well
+
+    def test_a_qemu_that_was_left_is_finished_later(self) -> None:
+        self.fails = True
+        self.enter(State.RECOVERING)
+        self.assertRaises(exception.QmpFailed, self.watch.look, self.found)
+        self.now += 59
+        self.assertEqual([], self.look())
+        self.fails = False
+        self.now += 2
+        self.assertEqual(['finish'], self.look())
+        self.assertEqual(['finish'], self.look())  # it is being started: looked at again at once
 
     def test_active(self) -> None:
         """A QEMU that nobody has seen is a new run; of a known one only the loop's states count."""
@@ -260,6 +279,56 @@ class WatchTest(base.TestCase):
         self.found.policy = policy.Policy(on_shutdown=policy.STOP)
         self.look()
         self.assertEqual((command, {}), self.found.asked[-1])
+
+    def test_the_host_was_started_again(self) -> None:
+        """What was fixated goes on; in one that has not gone down yet it stays off."""
+        self.found.is_active = False
+        for run, expected in ((runs.current(self.found), []), ('otherboot/7-1', ['recover'])):
+            self.enter(State.FIXATED, run=run, checkpoint='c')
+            self.assertEqual(expected, self.look())
+        self.enter(State.FIXATED, run='otherboot/7-1', checkpoint='c')
+        self.watch.end()
+        self.assertEqual([], self.look())
+
+    def test_shut_down_as_it_was_not_fixated(self) -> None:
+        """The host went down: it is not forgotten."""
+        self.enter(State.RUNS, since=time.time() - 1)
+        records.note_fixation()
+        self.found.is_active, self.found.on_purpose = False, True
+        self.watch.end()
+        self.assertEqual(([], State.FAILED), (self.look(), self.state()))
+
+    def test_those_that_hang(self) -> None:
+        """As many as work at once, and more, keep no other one waiting, nor the end."""
+        hanging, done = threading.Event(), threading.Event()
+        self.addCleanup(hanging.set)
+
+        def look(_watch: watch.Watch, found: Any) -> None:
+            if found != 'last':
+                hanging.wait()
+            else:
+                done.set()
+
+        several = [f'web{number}' for number in range(2 * watch._THREADS)]
+        for where, name, new in (
+            (time, 'monotonic', _MONOTONIC),
+            (watch, '_HANGS', 0.1),
+            (watch, '_END', 0.1),
+            (watch, 'PERIOD', 0.1),
+            (watch.Watch, 'look', look),
+            (domain, 'names_of_all', lambda _none: [*several, 'last']),
+            (domain, 'connect', contextlib.nullcontext),
+            (domain, 'Domain', lambda _none, name: name),
+        ):
+            patched = mock.patch.object(where, name, new=new)
+            patched.start()
+            self.addCleanup(patched.stop)
+        loop = threading.Thread(target=self.watch.run, daemon=True)
+        loop.start()
+        self.assertTrue(done.wait(30))
+        self.watch.end()
+        loop.join(30)
+        self.assertFalse(loop.is_alive())
 
     def test_nothing_begins_when_it_ends(self) -> None:
         self.enter(State.RUNS)

@@ -6,10 +6,13 @@ tests/functional.
 """
 
 import json
+import os
+import subprocess
 import sys
 from types import ModuleType
 from typing import Any
 from unittest import mock
+import uuid
 import xml.etree.ElementTree as ET
 
 import fixtures
@@ -33,6 +36,8 @@ class RecordedDomain:
         self.reply: dict[str, Any] = {'return': {}}
         self.on_disk: list[disk_xml.Disk] = []
         self.saved = False
+        self.uuid = '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
+        self.label = ''
 
     def hasManagedSaveImage(self, flags: int) -> int:  # noqa: N802
         assert flags == 0
@@ -46,8 +51,14 @@ class RecordedDomain:
         metadata = ET.tostring(disk_xml.metadata(self.on_disk), encoding='unicode')
         return (
             f"<domain type='qemu'><metadata>{metadata}</metadata>"
-            f"<devices>{devices}</devices></domain>"
+            f"<devices>{devices}</devices>{self.seclabel()}</domain>"
         )
+
+    def seclabel(self) -> str:
+        return f"<seclabel model='dac'><label>{self.label}</label></seclabel>" if self.label else ''
+
+    def UUIDString(self) -> str:  # noqa: N802
+        return self.uuid
 
     def state(self) -> tuple[int, int]:
         return 1, 0
@@ -77,6 +88,9 @@ def record_libvirt(test: base.TestCase) -> None:
         module = ModuleType(name)
         test.useFixture(fixtures.MonkeyPatch('sys.modules', sys.modules | {name: module}))
         setattr(module, 'VIR_DOMAIN_RUNNING', 1)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED', 3)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED_USER', 1)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED_STARTING_UP', 11)  # noqa: B010
         setattr(module, 'qemuMonitorCommand', _monitor)  # noqa: B010
 
 
@@ -218,6 +232,88 @@ class DomainTest(base.TestCase):
         found.snapshot_create('s1')
         found.snapshot_revert('s1')
         self.assertEqual(2, len(self.log.read_text().splitlines()))
+
+    def test_what_state_its_guest_is_in(self) -> None:
+        """One that was started paused, as after a revert, has not run, and could go on."""
+        recorded, found = self._domain(active=True)
+        for status, whole, has_run in (
+            ('running', True, True),
+            ('paused', True, True),
+            ('prelaunch', True, False),
+            ('restore-vm', False, False),
+            ('guest-panicked', False, True),
+            ('io-error', False, True),
+        ):
+            recorded.reply = {'return': {'status': status}}
+            self.assertEqual((whole, has_run), (found.is_whole(), found.has_run()), status)
+
+    def test_answers_that_make_no_sense(self) -> None:
+        """A QEMU that its guest has taken over says what it likes."""
+        recorded, found = self._domain(active=True)
+        deep = '[' * 100000 + ']' * 100000
+        for text in ('', '[]', 'null', '1', '"x"', '{"error": 1}', '{"error": [1]}', '{"x', deep):
+            monitor = mock.Mock(return_value=text)
+            with mock.patch.object(sys.modules['libvirt_qemu'], 'qemuMonitorCommand', new=monitor):
+                self.assertRaises(exception.ToolOutputInvalid, found.qmp, 'query-status')
+        wrong: tuple[Any, ...] = ([], None, 1, 'x', {}, {'status': 1}, [1], [None])
+        for value in wrong:
+            recorded.reply = {'return': value}
+            for question in (found.is_whole, found.has_run):
+                self.assertRaises(exception.ToolOutputInvalid, question)
+            if value != []:
+                self.assertRaises(exception.ToolOutputInvalid, found.query)
+        wrong = ([], None, {'freed': 'x'}, {'freed': -1})
+        for value in wrong:
+            recorded.reply = {'return': value}
+            self.assertRaises(exception.ToolOutputInvalid, found.snapshot_delete, 's1')
+
+    def process_of(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            ['sh', '-c', 'echo; read _x', *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **more,
+        )
+        self.addCleanup(process.communicate)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    def test_which_process_it_is(self) -> None:
+        """No other user's that only says so."""
+        recorded, found = self._domain(active=True)
+        recorded.uuid = str(uuid.uuid4())
+        words = ('-uuid', recorded.uuid, 'end')
+        libvirt = self.directory / 'libvirt'
+        libvirt.mkdir()
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.virt.domain._PIDS', str(libvirt)))
+        if os.geteuid() == 0:
+            foreign = self.process_of(*words, user=65534)
+            self.assertRaises(exception.DomainInvalid, found.process)
+            recorded.label = '+65534:+65534'  # libvirt runs it so
+            self.assertTrue(found.process().startswith(f'{foreign.pid}-'))
+            recorded.label = ''
+        first, second = (self.process_of(*words) for _number in range(2))
+        for process in (first, second):  # libvirt knows
+            (libvirt / 'vm.pid').write_text(f'{process.pid}\n')
+            self.assertTrue(found.process().startswith(f'{process.pid}-'))
+        for text in ('', 'x', str(os.getpid()), '-1'):  # of one that has ended
+            (libvirt / 'vm.pid').write_text(text)
+            self.assertIn(found.process().partition('-')[0], (str(first.pid), str(second.pid)))
+
+    def test_who_stops_it(self) -> None:
+        recorded, found = self._domain(active=True)
+        for state, starts, on_purpose in (
+            ((1, 0), False, False),
+            ((3, 1), False, True),
+            ((3, 5), False, False),
+            ((3, 11), True, False),
+        ):
+            with mock.patch.object(recorded, 'state', return_value=state):
+                self.assertEqual(
+                    (starts, on_purpose), (found.is_starting(), found.paused_on_purpose())
+                )
 
     def test_select(self) -> None:
         _recorded, found = self._domain(

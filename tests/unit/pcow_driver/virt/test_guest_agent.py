@@ -39,6 +39,7 @@ class _Guest(test_domain.RecordedDomain):
         self.after_freeze: BaseException | None = None  # it has frozen, and then this comes
         self.during_thaw: BaseException | int | None = None  # a number: that signal
         self.state_of_agent = " state='connected'"
+        self.seconds = -2  # it is waited for without end
 
     def XMLDesc(self, flags: int) -> str:  # noqa: N802
         return (
@@ -47,7 +48,19 @@ class _Guest(test_domain.RecordedDomain):
             .replace('</devices>', CHANNEL.format(self.state_of_agent) + '</devices>')
         )
 
+    def agentSetResponseTimeout(self, seconds: int, flags: int) -> int:  # noqa: N802
+        assert flags == 0
+        self.seconds = seconds
+        return 0
+
+    def setTime(self, _time: dict[str, int], _flags: int) -> int:  # noqa: N802
+        self.calls.append(('time', self.seconds))
+        if self.after_freeze:
+            raise self.after_freeze
+        return 0
+
     def fsFreeze(self) -> int:  # noqa: N802
+        assert self.seconds > 0
         self.calls.append('freeze')
         self.frozen = True
         if self.after_freeze:
@@ -55,6 +68,7 @@ class _Guest(test_domain.RecordedDomain):
         return 1
 
     def fsThaw(self) -> int:  # noqa: N802
+        assert self.seconds > 0
         self.calls.append('thaw')
         if isinstance(self.during_thaw, int):
             interrupt._handle(self.during_thaw, None)
@@ -70,6 +84,7 @@ class FrozenTest(base.TestCase):
         test_domain.record_libvirt(self)
         libvirt: ModuleType = sys.modules['libvirt']
         setattr(libvirt, 'libvirtError', LibvirtError)  # noqa: B010
+        setattr(libvirt, 'VIR_DOMAIN_AGENT_RESPONSE_TIMEOUT_BLOCK', -2)  # noqa: B010
         self.useFixture(fixtures.MockPatchObject(interrupt, '_received', []))
         self.log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
         self.guest = _Guest(str(self.directory / 'vm.pcow'))
@@ -90,6 +105,23 @@ class FrozenTest(base.TestCase):
 
     def test_in_order(self) -> None:
         self.create()
+        self.assertEqual(['freeze', 'pcow-snapshot-create', 'thaw'], self.commands())
+        self.assertEqual(-2, self.guest.seconds)  # as others have it
+
+    def test_the_clock(self) -> None:
+        """Nobody waits for long for a guest that does not answer."""
+        self.domain.arrive()
+        self.assertEqual(('time', 5), self.guest.calls[-1])
+        self.guest.after_freeze = LibvirtError(LOST)
+        self.domain.arrive()
+        self.assertIn('its clock cannot be set', self.log.output)
+        self.assertEqual(-2, self.guest.seconds)
+
+    def test_an_answer_in_time_that_cannot_be_asked_for(self) -> None:
+        self.guest.seconds = 60
+        error = LibvirtError('it is gone')
+        with mock.patch.object(self.guest, 'agentSetResponseTimeout', side_effect=error):
+            self.create()
         self.assertEqual(['freeze', 'pcow-snapshot-create', 'thaw'], self.commands())
 
     def test_signal_while_the_agent_freezes(self) -> None:

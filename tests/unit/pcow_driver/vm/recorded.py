@@ -69,6 +69,7 @@ class Recorded:
         self.directory = directory
         self.active, self.has_ram, self.generation_id = True, True, False
         self.domains = list[str]()
+        self.uuid = UUID
         self.more = ''  # of its devices
         self.calls = list[Any]()
         self.replies = dict[str, Any]()
@@ -83,7 +84,7 @@ class Recorded:
         return 0
 
     def UUIDString(self) -> str:  # noqa: N802
-        return UUID
+        return self.uuid
 
     def XMLDesc(self, _flags: int) -> str:  # noqa: N802
         ram = _RAM.format(directory=self.directory) if self.has_ram else ''

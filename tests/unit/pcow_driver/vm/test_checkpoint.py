@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Taking, reverting to and deleting a checkpoint: who is told what."""
 
+from unittest import mock
+
 from pcow_driver.common import exception
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model
@@ -91,6 +93,36 @@ class RevertTest(recorded.TestCase):
         )
         checkpoint.revert(self.found, 'warm')
         self.assertEqual([('create', 1), self.COMMAND, 'resume'], self.recorded.calls)
+
+    def test_the_one_that_it_stands_on(self) -> None:
+        """QEMU says which that is, when it has finished what another one left."""
+        self.recorded.active = False
+        self.recorded.replies['query-pcow-checkpoints'] = [
+            {
+                'name': name,
+                'date-sec': 1,
+                'date-nsec': 0,
+                'current': name == 'warm',
+                'state-size': 1,
+                'data-size': 2,
+                'shared-size': 3,
+                'delete-frees': 4,
+            }
+            for name in ('cold', 'warm')
+        ]
+        # a recorded domain stays off
+        with mock.patch.object(self.found, 'active', side_effect=[False, True]):
+            self.assertEqual('warm', checkpoint.start_at(self.found, None, run=False))
+        self.assertEqual(
+            [('create', 1), ('query-pcow-checkpoints', {}), self.COMMAND], self.recorded.calls
+        )
+        self.recorded.replies['query-pcow-checkpoints'] = []
+        with mock.patch.object(self.found, 'active', side_effect=[False, True]):
+            error = self.assertRaises(
+                exception.DomainInvalid, checkpoint.start_at, self.found, None
+            )
+        self.assertIn('stands on no checkpoint', str(error))
+        self.assertEqual('destroy', self.recorded.calls[-1])
 
     def test_off_and_no_such_checkpoint(self) -> None:
         self.recorded.active = False

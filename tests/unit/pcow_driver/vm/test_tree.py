@@ -43,6 +43,12 @@ class TreeTest(recorded.TestCase):
         self.recorded.replies['query-pcow-checkpoints'] = [{'name': 'a'}]
         self.assertRaises(exception.ToolOutputInvalid, tree.checkpoints, self.found)
 
+    def test_from_qemu_what_makes_no_sense(self) -> None:
+        wrong: tuple[Any, ...] = (None, 1, {'a': 1}, [None], [[]], 0)
+        for value in wrong:
+            self.recorded.replies['query-pcow-checkpoints'] = value
+            self.assertRaises(exception.ToolOutputInvalid, tree.checkpoints, self.found)
+
     def test_from_images(self) -> None:
         """What is no checkpoint is passed over: a snapshot of the RAM alone, and what QEMU has
         still to finish, or take back.

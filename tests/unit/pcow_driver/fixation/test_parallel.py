@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from unittest import mock
+
+from pcow_driver.fixation import parallel
+from tests.unit.pcow_driver import base
+
+
+class ParallelTest(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.hanging = threading.Event()
+        self.addCleanup(self.hanging.set)
+
+    def work(self, name: str) -> str:
+        if name.startswith('hangs'):
+            self.hanging.wait()
+        if name.startswith('fails'):
+            raise ValueError(name)
+        return name.upper()
+
+    def test_each_has_its_end(self) -> None:
+        done = dict(parallel.each(['a', 'fails', 'b'], self.work, None))
+        self.assertEqual(('A', 'B'), (done['a'], done['b']))
+        self.assertIsInstance(done['fails'], ValueError)
+        self.assertEqual([], [*parallel.each([], self.work, None)])
+
+    def test_many_that_hang(self) -> None:
+        """More than there are threads: those behind them are done all the same."""
+        hang = [f'hangs-{number}' for number in range(2 * (os.cpu_count() or 1) + 8)]
+        with mock.patch.object(parallel, '_STALLS', new=0.01):
+            done = dict(parallel.each([*hang, 'a', 'b'], self.work, time.monotonic() + 5))
+        self.assertEqual(('A', 'B'), (done['a'], done['b']))
+        self.assertEqual({None}, {done[name] for name in hang})
+
+    def test_nothing_begins_behind_the_end(self) -> None:
+        hang = [f'hangs-{number}' for number in range(2 * (os.cpu_count() or 1) + 8)]
+        begun = list[str]()
+
+        def work(name: str) -> str:
+            begun.append(name)
+            return self.work(name)
+
+        done = dict(parallel.each([*hang, 'a'], work, time.monotonic() + 0.1))
+        self.assertEqual({None}, {*done.values()})
+        self.hanging.set()
+        for thread in threading.enumerate():
+            if thread.daemon:
+                thread.join()
+        self.assertNotIn('a', begun)
