@@ -92,9 +92,7 @@ def read(uuid: str) -> Record | None:
     """
     path = path_of(uuid)
     try:
-        with open(path, encoding='utf-8') as f:
-            value = json.load(f)
-        return _record(value)
+        return _record(json.loads(durable.read(path)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -132,8 +130,7 @@ def note_fixation() -> None:
 def last_fixation() -> float:
     """Seconds since the epoch; 0: there was none, or nobody can tell."""
     try:
-        with open(os.path.join(locks.state_path(), _DIRECTORY, _FIXATION), encoding='ascii') as f:
-            return float(f.read())
+        return float(durable.read(os.path.join(locks.state_path(), _DIRECTORY, _FIXATION)))
     except (OSError, ValueError):
         return 0.0
 
@@ -162,10 +159,7 @@ def forget(uuid: str) -> None:
     """
     path = path_of(uuid)
     try:
-        os.unlink(path)
-        durable.sync(os.path.dirname(path))
-    except FileNotFoundError:
-        return
+        durable.remove(path)
     except OSError as e:
         raise exception.StateInvalid(path=path, reason=str(e.strerror)) from None
 
