@@ -160,7 +160,7 @@ static void run_class(enum pcow_persistence persistence)
         crash_record(&crash, &scenarios[i], persistence);
         replay = crash_replay(&crash, seen, limit);
         survivors.crash = &crash;
-        survivors.wanted = limit / 20 < SURVIVORS ? limit / 20 : SURVIVORS;
+        survivors.wanted = limit < 40 ? 1 : limit / 20 < SURVIVORS ? limit / 20 : SURVIVORS;
         survivors.every = persistence == PCOW_PERSISTENCE_VOLATILE ? 9 : 13;
         replay.judge = judge_and_keep;
         replay.opaque = &survivors;
