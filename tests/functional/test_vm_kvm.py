@@ -90,7 +90,6 @@ class KvmTest(VmTestCase):
 
     SCENARIOS = (
         'stores@tmpfs',
-        'transfers@tmpfs',
         'snapshots@tmpfs',
         'pool-full@tmpfs',
         'full-emulated@tmpfs',
@@ -98,13 +97,16 @@ class KvmTest(VmTestCase):
         'live-migration@tmpfs',
         'guest-ram@tmpfs',
         'vhost@tmpfs',
+        'transfers@pmem',
+        'debian@pmem',
+        'debian-flush@page-cache',
+    )
+    SCENARIOS_LONG = (
+        'transfers@tmpfs',
         'vhost-full@tmpfs',
         'vhost-vsock@tmpfs',
         'stores@pmem',
-        'transfers@pmem',
-        'debian@pmem',
         'virtio-pmem@tmpfs',
-        'debian-flush@page-cache',
     )
     PERSISTENCE = {'tmpfs': 'volatile', 'pmem': 'pmem', 'page-cache': 'page-cache'}
     # in another outer machine
@@ -157,8 +159,9 @@ class KvmTest(VmTestCase):
         return found
 
     def test_scenarios(self) -> None:
-        found = self.run_steady(self.SCENARIOS)
-        for name in self.SCENARIOS:
+        wanted = self.SCENARIOS + (self.SCENARIOS_LONG if long.LONG else ())
+        found = self.run_steady(wanted)
+        for name in wanted:
             self.assertEqual(
                 self.PERSISTENCE[name.partition('@')[2]], found[name]['figures']['persistence']
             )
@@ -274,16 +277,24 @@ class FsdaxTest(VmTestCase):
         self.assertEqual({'confinement-domains', 'confinement-disk'}, {*found})
         print('\n'.join(found['confinement-domains']['table']), file=sys.stderr)
 
+    def check_power_cuts(self, scenario: str, cuts: int) -> None:
+        found = self.run_all('fsdax', '--only', scenario)
+        self.assertEqual('power-begin', found[0]['name'])
+        losses = [result['figures'] for result in found if result['name'] == 'power-caches']
+        self.assertEqual(cuts, len(losses))
+        self.assertGreater(sum(loss['lost'] for loss in losses), 0)
+        self.assertGreater(found[-1]['figures']['steps'], 10 * cuts)
+        self.assertGreater(found[-1]['figures']['snapshots'], 0)
+
     def test_power_cuts(self) -> None:
+        self.check_power_cuts('caches-twice', 2)
+
+    @long.only_long
+    def test_more_power_cuts(self) -> None:
         """One of them loses nothing of the caches, as all of the scenario power, which is for runs
         by hand.
         """
-        found = self.run_all('fsdax', '--only', 'caches')
-        self.assertEqual('power-begin', found[0]['name'])
-        losses = [result['figures'] for result in found if result['name'] == 'power-caches']
-        self.assertGreater(sum(loss['lost'] for loss in losses), 0)
-        self.assertGreater(found[-1]['figures']['steps'], 40)
-        self.assertGreater(found[-1]['figures']['snapshots'], 2)
+        self.check_power_cuts('caches', 4)
 
 
 class CachesTest(testtools.TestCase):

@@ -77,7 +77,7 @@ PLANS = {
     ),
     'fsdax': (
         *((name, kind) for kind in fsdax.REGIONS for name in fsdax.ALL),
-        *((name, 'pmem') for name in machines.FSDAX if name != 'pools-session'),
+        *((name, 'pmem') for name in machines.FSDAX if name not in machines.SHORT),
     ),
 }
 

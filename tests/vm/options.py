@@ -22,7 +22,7 @@ _POOLS = {
     'fsdax': (*fsdax.REGIONS, 'pmem'),
 }
 # with machines of their own, which start more than once
-FSDAX_MACHINES = ('pools', 'pools-session', 'power', 'caches', 'confinement')
+FSDAX_MACHINES = ('pools', 'pools-session', 'power', 'caches', 'caches-twice', 'confinement')
 
 
 @dataclasses.dataclass(frozen=True)
