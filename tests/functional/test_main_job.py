@@ -15,6 +15,8 @@ import time
 from typing import Any
 import unittest
 
+from tests.functional import long
+
 TOP = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get('PCOW_BIN_DIR') or TOP / 'build/bin').resolve()
 RUNS = Path('/run/pcow-quickstart')
@@ -136,6 +138,7 @@ class TestMainJob(MainJobTestCase):
         # It copies nothing; how long it takes, 10 ms or less, a benchmark tells.
         self.assertLess(figures['overlay_seconds'], 1)
 
+    @long.only_long
     def test_twice_and_in_a_directory(self) -> None:
         output = self.directory / 'figures.json'
         pool = self.directory / 'pool'
