@@ -235,6 +235,7 @@ class InfoTest(images.ImageTestCase):
     def test_human(self):
         top = self.create('top.pcow', '16M', '-u', '-b', 'base.pcow')
         self.create('base.pcow')
+        self.img('rebase', '-q', '-u', '-b', 'base.pcow', top)
         self.img('snapshot', '-c', 'first', top)
         text = self.img('info', top)
         for line in (

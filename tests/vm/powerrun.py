@@ -27,7 +27,7 @@ _MIN_STEPS = 12  # told of before the machine is killed
 _MOST_STEPS = 60
 _REGION_SIZES = (2 * units.GIB,) * 2
 # share of the dirty lines that were evicted before a cut, of each
-_EVICTIONS = (0.0, 0.9, 0.0, 1.0)
+_EVICTIONS = (0.0, 0.0, 0.9, 1.0)
 CUTS = len(_EVICTIONS)  # at most
 
 
