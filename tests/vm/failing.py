@@ -79,13 +79,15 @@ class Guest:
         :param access: just before; after stores QEMU prepares slabs, which has the file written and
             mapped anew
         """
-        self._drop([page], access)
-
-    def _drop(self, pages: list[int], access: str = '') -> None:
-        extents = [self._map('-s', page, '-l', PAGE)[0] for page in pages]
-        [name] = {extent['filename'] for extent in extents}
-        command = [sys.executable, '-B', '-m', 'tests.vm.lose', name]
-        command += [str(extent['offset']) for extent in extents]
+        extent = self._map('-s', page, '-l', PAGE)[0]
+        command = [
+            sys.executable,
+            '-B',
+            '-m',
+            'tests.vm.lose',
+            extent['filename'],
+            str(extent['offset']),
+        ]
         with subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -97,16 +99,10 @@ class Guest:
             process.stdout.readline()
             if access:
                 time.sleep(self._settle)
-                for page in pages:
-                    self.check(access, page, '')
+                self.check(access, page, '')
             _output, errors = process.communicate('\n', machine.COMMAND_SECONDS)
         if process.returncode:
             raise machine.Failure(f'{" ".join(command)}: {errors[-2000:]}')
-
-    def lose_many(self, pages: list[int]) -> None:
-        """All at once, all of one file; of some QEMU hears only as the guest meets them."""
-        self._drop(pages, 'error-load')
-        self.lost += pages
 
     def lose(self, page: int, dirty: bool = False) -> None:
         """The same, and QEMU hears of it, which has it mapped.

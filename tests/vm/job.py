@@ -57,7 +57,6 @@ PLANS = {
         ('media-errors', 'tmpfs'),
         ('media-errors', 'pmem'),
         ('media-errors', 'xfs'),
-        ('media-many', 'tmpfs'),
         ('media-deaf', 'tmpfs'),
         ('media-dropped', 'page-cache'),
         ('full-fails', 'tmpfs'),

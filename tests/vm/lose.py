@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the kernel lose pages of a file: ``lose FILE OFFSET...``, when it reads a line. A process of
+"""Has the kernel lose a page of a file: ``lose FILE OFFSET``, when it reads a line. A process of
 its own, as the kernel tells it as well."""
 
 from __future__ import annotations
@@ -55,21 +55,16 @@ def uses_dax(path: Path) -> bool:
 
 
 def main() -> None:
-    path, offsets = Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]
+    path, offset = Path(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGBUS, lambda number, frame: None)
     with open(path, 'rb') as file:
-        pages = [
-            mmap.mmap(file.fileno(), PAGE, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset)
-            for offset in offsets
-        ]
-        for memory in pages:
-            memory[0]  # the kernel maps no page that it knows to be bad
+        memory = mmap.mmap(file.fileno(), PAGE, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset)
+        memory[0]  # the kernel maps no page that it knows to be bad
         print(READY, flush=True)
         sys.stdin.readline()
-        for offset, memory in zip(offsets, pages, strict=True):
-            if uses_dax(path):
-                _mark_bad(file, offset)
-            memory.madvise(getattr(mmap, 'MADV_HWPOISON', _HWPOISON))
+        if uses_dax(path):
+            _mark_bad(file, offset)
+        memory.madvise(getattr(mmap, 'MADV_HWPOISON', _HWPOISON))
 
 
 if __name__ == '__main__':

@@ -16,7 +16,6 @@ from tests.vm import machine
 from tests.vm import scenarios
 
 _SNAPSHOTS = 4
-_MANY = 80  # more than the 64 reports that wait for QEMU's main loop
 
 
 def _accesses(guest: failing.Guest) -> int:
@@ -102,31 +101,6 @@ def _check_unreadable(context: scenarios.Context, image: Path) -> None:
             raise
         return
     raise machine.Failure('pcow-img copied an image that cannot be read')
-
-
-def many(context: scenarios.Context) -> dict[str, Any]:
-    """More pages are lost at once than QEMU has room to be told of: the guest meets each of them
-    as a machine check, and finds all others as they were.
-    """
-    context = failing.checked(context)
-    image = context.image(context.directory)
-    with context.test_guest(*context.backend(image)) as vm:
-        vm.wait_ready()
-        guest = failing.Guest(context, image, vm)
-        guest.survey()
-        first = guest.take_own()
-        pages = [first + number * failing.PAGE for number in range(_MANY)]
-        for page in pages:
-            guest.check('error-store', page, '')
-        guest.lose_many(pages)
-        guest.survey()
-        guest.check('error-store', first + _MANY * failing.PAGE, '')
-        guest.survey()
-        info = vm.pcow()
-        vm.run_qmp('quit')
-        vm.wait_end()
-    context.check_image(image)
-    return scenarios.figures(info, lost=len(guest.lost))
 
 
 def deaf(context: scenarios.Context) -> dict[str, Any]:
@@ -242,7 +216,6 @@ def _keeping(scenario: scenarios.Scenario) -> scenarios.Scenario:
 # Those for which the host, and guests, have the kernel with machine checks.
 ALL: dict[str, scenarios.Scenario] = {
     'media-errors': _keeping(errors),
-    'media-many': _keeping(many),
     'media-deaf': _keeping(deaf),
     'media-dropped': dropped,
     'full-fails': full.fails,
