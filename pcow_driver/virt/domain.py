@@ -8,13 +8,11 @@ Which of these is decided here, call by call.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from collections.abc import Iterator
 import contextlib
 import importlib
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from oslo_log import log as logging
@@ -30,10 +28,10 @@ from pcow_driver.pools import room
 from pcow_driver.virt import disk_xml
 from pcow_driver.virt import guest_agent
 from pcow_driver.virt import libvirt_xml
+from pcow_driver.virt import qemu_process
 
 LOG = logging.getLogger(__name__)
 
-_PIDS = '/run/libvirt/qemu'  # where the libvirt of the host keeps those of its QEMUs
 _QEMU = 'QEMU'  # who answers
 
 Image = libvirt_xml.Nvdimm | disk_xml.Disk
@@ -81,13 +79,6 @@ def errors(uri: str | None = None) -> Iterator[None]:
         raise exception.LibvirtFailed(
             uri=uri or str(conf.CONF.pcow.libvirt_uri), reason=str(e)
         ) from None
-
-
-def _users(process: Path) -> list[int]:
-    """As whom it runs, and may."""
-    lines = (process / 'status').read_text(errors='replace').splitlines()
-    (found,) = (line for line in lines if line.startswith('Uid:'))
-    return [int(word) for word in found.split()[1:]]
 
 
 class Files:
@@ -203,36 +194,13 @@ class Domain:
 
         :raises DomainInvalid: it has none on this host
         """
-        with contextlib.suppress(OSError):
-            pid = Path(_PIDS, f'{self.name}.pid').read_text().strip()
-            if (found := self._process(pid)) is not None:
-                return found
-        users = {0, os.geteuid()}  # anybody may give a program these words
-        if (user := libvirt_xml.user(self._domain.XMLDesc(0))) is not None:
-            users.add(user)
-        for pid in os.listdir('/proc'):
-            if (found := self._process(pid, users)) is not None:
-                return found
-        raise exception.DomainInvalid(
-            domain=self.name, reason='no process on this host has its UUID (-uuid)'
-        )
-
-    def _process(self, pid: str, users: Container[int] | None = None) -> str | None:
-        """:param users: whose it may be"""
-        if not (pid.isascii() and pid.isdigit()):
-            return None
-        wanted, place = f'\0-uuid\0{self.uuid}\0'.encode(), Path('/proc', pid)
-        try:
-            if wanted not in (place / 'cmdline').read_bytes():
-                return None
-            # Not the owner of the directory: that is root of each process that nobody may trace.
-            if users is not None and not all(uid in users for uid in _users(place)):
-                return None
-            # the name, in brackets, may hold anything; see proc(5)
-            fields = (place / 'stat').read_text().rpartition(')')[2].split()
-        except (OSError, ValueError, IndexError):  # it has ended meanwhile
-            return None
-        return f'{pid}-{fields[19]}'
+        user = libvirt_xml.user(self._domain.XMLDesc(0))
+        found = qemu_process.find(self.name, self.uuid, user)
+        if found is None:
+            raise exception.DomainInvalid(
+                domain=self.name, reason='no process on this host has its UUID (-uuid)'
+            )
+        return found
 
     def autostart(self) -> bool:
         """Whether libvirt starts it when libvirt starts."""

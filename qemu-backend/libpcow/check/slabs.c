@@ -39,8 +39,8 @@ int check_dead_slabs(struct check *check)
  * A slab whose bitmap names no page, and which holds something. A host crash in class page-cache
  * leaves that, where it may keep the owner word of a first store and lose the bitmap. Or the bitmap
  * is what was lost: in that class nothing tells which, as long as the layer is stored to; what a
- * snapshot or a template has was flushed. If the slab holds nothing, no matter: the next store there
- * uses it.
+ * snapshot or a template has was flushed. If the slab holds nothing, no matter: the next store
+ * there uses it.
  */
 static int check_empty_slab(struct check *check, struct check_slab *slab)
 {

@@ -189,9 +189,10 @@ static int open_once(struct file *file, int directory, const char *name, const c
     if (!file->path)
         return error_set(error, -ENOMEM, "out of memory");
     /* O_NONBLOCK: a FIFO put in place of an image must not hang us. */
-    ret = open_by_own_links(directory, name,
-                            (file->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK,
-                            flags & FILE_NO_FOLLOW ? 0 : MAX_LINKS);
+    ret = open_by_own_links(
+        directory, name,
+        (file->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK,
+        flags & FILE_NO_FOLLOW ? 0 : MAX_LINKS);
     saved_errno = ret < 0 ? -ret : 0;
     file->fd = ret < 0 ? -1 : ret;
     if (file->fd >= 0)

@@ -140,8 +140,8 @@ enum pcow_open_flags {
  * (not with WRITE). A snapshot can be read while somebody writes to the image; it is not deleted
  * until it is closed. -EMEDIUMTYPE not a pcow image; -ENOTSUP unknown feature or version; -EBADMSG
  * damaged, see pcow_check(); -EBUSY locked; -ENOENT base or snapshot missing; -ESTALE base changed
- * since, or nobody has looked at it yet; -EROFS sealed image opened for writing; -ELOOP a chain that
- * is too deep, or a symbolic link of another user, which is not followed.
+ * since, or nobody has looked at it yet; -EROFS sealed image opened for writing; -ELOOP a chain
+ * that is too deep, or a symbolic link of another user, which is not followed.
  */
 int pcow_open(const char *path, unsigned flags, const char *snapshot, pcow_image **image,
               struct pcow_error *error);

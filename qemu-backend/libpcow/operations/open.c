@@ -215,9 +215,9 @@ static int check_identity(const struct pcow_image *base, const struct base_recor
     uint64_t generation = base->format1 ? base->file.size : word_value(base->header.generation);
 
     /*
-     * A guest's QEMU may write to this record. What it does not know is the uuid of an image that is
-     * none of its own: without that a name would open any image of the directory, to whoever opens
-     * this one.
+     * A guest's QEMU may write to this record. What it does not know is the uuid of an image that
+     * is none of its own: without that a name would open any image of the directory, to whoever
+     * opens this one.
      */
     if (record->format == 2 && record->flags & BASE_UNCHECKED
         && memcmp(record->uuid, unknown, PCOW_UUID_SIZE) == 0)

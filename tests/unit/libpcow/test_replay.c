@@ -128,14 +128,7 @@ static void live_again(struct survivors *survivors, const char *name, struct tot
     }
 }
 
-/*
- * Of each crash point, at most. A sanitizer looks at our code, the plain run at the states.
- */
-#if defined(__SANITIZE_ADDRESS__)
-#define STATES 20u
-#else
-#define STATES 60u
-#endif
+#define STATES 60u                     /* of each crash point, at most */
 
 /* ---- all scenarios --------------------------------------------------------------------------- */
 

@@ -3,8 +3,8 @@
  * Can the replay fail? Every flush and every hole of every scenario is dropped in turn, and every
  * two neighbouring updates are swapped: in the log, as if the library had the bug. Each must leave
  * a state that is judged wrong, or leave only states that are right, all of which were built, or be
- * on the list of those that cannot be caught, with the reason. Each class takes every other bug, the
- * one those that the other one leaves; all with PCOW_TEST_LONG.
+ * on the list of those that cannot be caught, with the reason. Each class takes every other bug,
+ * the one those that the other one leaves; all with PCOW_TEST_LONG.
  */
 #include "crash.h"
 

@@ -287,7 +287,7 @@ class DomainTest(base.TestCase):
         words = ('-uuid', recorded.uuid, 'end')
         libvirt = self.directory / 'libvirt'
         libvirt.mkdir()
-        self.useFixture(fixtures.MonkeyPatch('pcow_driver.virt.domain._PIDS', str(libvirt)))
+        self.useFixture(fixtures.MonkeyPatch('pcow_driver.virt.qemu_process._PIDS', str(libvirt)))
         if os.geteuid() == 0:
             foreign = self.process_of(*words, user=65534)
             self.assertRaises(exception.DomainInvalid, found.process)
