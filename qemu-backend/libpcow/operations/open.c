@@ -219,8 +219,8 @@ static int check_identity(const struct pcow_image *base, const struct base_recor
      * is none of its own: without that a name would open any image of the directory, to whoever
      * opens this one.
      */
-    if (record->format == 2 && record->flags & BASE_UNCHECKED
-        && memcmp(record->uuid, unknown, PCOW_UUID_SIZE) == 0)
+    if (record->flags & BASE_UNCHECKED
+        && (record->format == 1 || memcmp(record->uuid, unknown, PCOW_UUID_SIZE) == 0))
         return error_set(error, -ESTALE,
                          "%s: nobody has looked at its base %s since it was recorded; accept it "
                          "with pcow-img rebase -u -b",

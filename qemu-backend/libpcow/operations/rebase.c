@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "chain/chain.h"
 #include "operations/operations.h"
@@ -147,6 +148,31 @@ static int check_rebase(const pcow_image *image, bool unsafe, struct pcow_error 
     return 0;
 }
 
+static bool is_absent(const char *path)
+{
+    struct stat status;
+
+    return lstat(path, &status) && errno == ENOENT;
+}
+
+/*
+ * The base is yet to come, as when it is about to be renamed. It is the image that the old one was,
+ * or it is not opened.
+ */
+static int record_by_name(const pcow_image *image, const char *base, struct base_record *record,
+                          struct pcow_error *error)
+{
+    const struct base_record *old = image_base_record(image);
+    pcow_image *none;
+    int ret = base_record_make(record, image->file.path, base, NULL, true, &none, error);
+
+    if (ret || !old)
+        return ret;
+    memcpy(record->uuid, old->uuid, sizeof record->uuid);
+    record->crc = base_record_crc(record);
+    return 0;
+}
+
 int pcow_rebase(pcow_image *image, const char *base, const char *base_snapshot, bool unsafe,
                 pcow_progress_fn progress, void *opaque, struct pcow_error *error)
 {
@@ -157,12 +183,8 @@ int pcow_rebase(pcow_image *image, const char *base, const char *base_snapshot, 
     if (!ret && base) {
         ret = base_record_make(&record, image->file.path, base, base_snapshot, false, &new_base,
                                error);
-        /*
-         * Unsafe: also a base that is not there or cannot be opened. One that can is recorded with
-         * its UUID, so that it is known to have a child, and a later change of it is noticed.
-         */
-        if (ret && unsafe && !base_snapshot)
-            ret = base_record_make(&record, image->file.path, base, NULL, true, &new_base, error);
+        if (ret && unsafe && !base_snapshot && is_absent(base))
+            ret = record_by_name(image, base, &record, error);
     }
     if (!ret)
         ret = image_begin_change(image, error);

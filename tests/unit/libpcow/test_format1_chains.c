@@ -5,6 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "format/format2.h"
+#include "image/image.h"
+
 static void test_base_chain(void **state)
 {
     struct builder b = build("bottom.v1", 65536, 64, NULL);
@@ -162,6 +165,30 @@ static void test_end_of_a_smaller_base_in_a_slab(void **state)
     }
 }
 
+/* A file of format 1 has no uuid: a record that nobody has compared says nothing of it. */
+static void test_forged_record(void **state)
+{
+    struct builder b = build("victim.v1", 65536, 64, NULL);
+    struct pcow_create_options options = {.base = scratch("victim.v1")};
+    struct base_record record;
+    pcow_image *image;
+
+    (void)state;
+    close(b.fd);
+    MUST(pcow_create(scratch("hostile"), &options, &error));
+    image = must_open(scratch("hostile"), PCOW_OPEN_WRITE);
+    record = *image_base_record(image);
+    record.flags |= BASE_UNCHECKED;
+    record.crc = base_record_crc(&record);
+    MUST(header_set_base(image, &record, &error));
+    pcow_close(image);
+    MUST_FAIL(-ESTALE, pcow_open(scratch("hostile"), 0, NULL, &image, &error));
+    image = must_open(scratch("hostile"), PCOW_OPEN_WRITE | PCOW_OPEN_NO_BASE);
+    MUST(pcow_rebase(image, scratch("victim.v1"), NULL, true, NULL, NULL, &error));
+    pcow_close(image);
+    pcow_close(must_open(scratch("hostile"), 0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -169,6 +196,7 @@ int main(void)
         TEST(test_base_chain),
         TEST(test_mapped_with_few_mappings),
         TEST(test_end_of_a_smaller_base_in_a_slab),
+        TEST(test_forged_record),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
