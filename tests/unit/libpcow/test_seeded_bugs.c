@@ -3,14 +3,15 @@
  * Can the replay fail? Every flush and every hole of every scenario is dropped in turn, and every
  * two neighbouring updates are swapped: in the log, as if the library had the bug. Each must leave
  * a state that is judged wrong, or leave only states that are right, all of which were built, or be
- * on the list of those that cannot be caught, with the reason. Each class takes every other bug,
- * the one those that the other one leaves; all with PCOW_TEST_LONG.
+ * on the list of those that cannot be caught, with the reason. Each run takes about half of them,
+ * others each time (PCOW_TEST_SEED); all with PCOW_TEST_LONG.
  */
 #include "crash.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MAX_KINDS 128u
 /* more combinations for a bug that a sample does not show */
@@ -50,7 +51,7 @@ static const char *const always_caught[] = {
 
 /*
  * Kinds of which some are not caught, because what they do not order need not be ordered: the
- * reason. must: at least one of them is caught all the same.
+ * reason. must: at least one of them is caught all the same, if all are seeded.
  */
 static const struct {
     const char *prefix, *reason;
@@ -126,14 +127,12 @@ static const struct {
 };
 
 static struct kind kinds[MAX_KINDS];
-static unsigned kind_count, offered;
+static unsigned kind_count;
+static uint64_t seed;
 
-/* The ones of this class. */
-static bool is_chosen(enum pcow_persistence persistence)
+static bool is_chosen(void)
 {
-    unsigned number = offered++;
-
-    return getenv("PCOW_TEST_LONG") || number % 2 == (persistence == PCOW_PERSISTENCE_PMEM);
+    return getenv("PCOW_TEST_LONG") || random_next(&seed) % 2;
 }
 
 static void count(const char *what, enum verdict verdict)
@@ -184,7 +183,7 @@ static void drop_flushes(struct crash *c, struct seen *seen)
         if (entry->kind != ENTRY_FLUSH && entry->kind != ENTRY_MSYNC && entry->kind != ENTRY_SYNC
             && entry->kind != ENTRY_PUNCH)
             continue;
-        if (!is_chosen(c->persistence))
+        if (!is_chosen())
             continue;
         memcpy(log, c->recorder.entry, at * sizeof *log);
         memcpy(log + at, c->recorder.entry + at + 1, (c->recorder.count - at - 1) * sizeof *log);
@@ -227,7 +226,7 @@ static void swap_updates(struct crash *c, struct seen *seen)
 
         if (!second)
             continue;
-        if (!is_chosen(c->persistence)) {
+        if (!is_chosen()) {
             at += first - 1;
             continue;
         }
@@ -304,17 +303,19 @@ static void report(enum pcow_persistence persistence, bool partial, bool only_on
                   sampled);
     assert_int_equal(failures, 0);
     /*
-     * Of all scenarios it was 44 % in either class: a judge that has become blind would call the
-     * rest harmless.
+     * Of all scenarios it was 44 % in either class, of a half 40 to 47: a judge that has become
+     * blind would call the rest harmless.
      */
-    assert_true(only_one ? caught > 0 : caught * 5 > seeded * 2);
+    assert_true(only_one ? caught > 0 : caught * 3 > seeded);
 }
 
 static void run_class(enum pcow_persistence persistence)
 {
     const char *only = getenv("PCOW_TEST_SCENARIO");
 
-    kind_count = offered = 0;
+    kind_count = 0;
+    seed = getenv("PCOW_TEST_SEED") ? random_seed() : (uint64_t)time(NULL) | 1;
+    print_message("again: PCOW_TEST_SEED=%llu\n", (unsigned long long)seed);
     memset(kinds, 0, sizeof kinds);
     for (size_t i = 0; i < scenario_count; i++) {
         struct seen *seen = seen_new();

@@ -119,6 +119,8 @@ static void handle_tick(int number)
         store_and_note(guest->world, at, random_next(&seed));
         guest->handler_seed = seed;
         atomic_fetch_add(&figures.handled, 1);
+        /* On a full pool a store may take longer than there is time between two signals. */
+        atomic_fetch_add(&guest->world->progress, 1);
     }
     atomic_fetch_sub(&guest->in_handlers, 1);
     errno = saved_errno;
