@@ -350,13 +350,18 @@ class ListCacheTest(base.TestCase):
         self.settle()
         other = self.directory / 'boot_id'
         other.write_text('00000000-0000-0000-0000-000000000000\n')
-        subprocess.run(['mount', '--bind', other, BOOT_ID], check=True)
-        try:
+        later = self.directory / 'pcow-img'
+        later.write_text(
+            f'#!/bin/sh\nexec unshare -m sh -c \'mount --bind {other} {BOOT_ID} &&\n'
+            f'exec {self.programs}/pcow-img "$@"\' pcow-img "$@"\n'
+        )
+        later.chmod(0o755)
+        this = self.programs / 'pcow-img'
+        for program, expected in ((later, IMAGES), (later, 0), (this, IMAGES), (this, 0)):
+            self.configure(pcow_img=str(program))
             with base.count_opened(self.pool.path) as opened:
                 self.pool.account()
-        finally:
-            subprocess.run(['umount', BOOT_ID], check=True)
-        self.assertEqual(IMAGES, sum(opened.values()))
+            self.assertEqual(expected, sum(opened.values()))
 
     def test_new_file_of_somebody_else(self) -> None:
         """Who has it open writes to no file that is believed."""
