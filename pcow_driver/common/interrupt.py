@@ -10,10 +10,11 @@ looked at around each program that is run.
 from collections.abc import Iterator
 import contextlib
 import signal
+import threading
 from types import FrameType
 
 _received: list[int] = []
-_clearing_up: list[bool] = []
+_thread = threading.local()  # depth of clearing_up() in it
 
 
 def install() -> None:
@@ -28,8 +29,10 @@ def install() -> None:
 
 
 def check() -> None:
-    """Raise again what a signal raised before; nothing new begins after an interrupt."""
-    if _received and not _clearing_up:
+    """Raise again what a signal raised before, in whichever thread; nothing new begins after an
+    interrupt.
+    """
+    if _received and not _depth():
         if _received[0] == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + _received[0])
@@ -37,14 +40,18 @@ def check() -> None:
 
 @contextlib.contextmanager
 def clearing_up() -> Iterator[None]:
-    """What is undone in here is not interrupted, by no signal that has come or comes; afterwards
-    they count again.
+    """What this thread undoes in here is not interrupted, by no signal that has come or comes;
+    afterwards they count again.
     """
-    _clearing_up.append(True)
+    _thread.depth = _depth() + 1
     try:
         yield
     finally:
-        _clearing_up.pop()
+        _thread.depth -= 1
+
+
+def _depth() -> int:
+    return int(getattr(_thread, 'depth', 0))
 
 
 def _handle(number: int, _frame: FrameType | None) -> None:

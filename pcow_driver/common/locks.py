@@ -33,7 +33,10 @@ from pcow_driver.common import conf
 from pcow_driver.common import exception
 
 _PREFIX = 'pcow-'
-_SHARED, _OWN = 'locks', 'own-locks'  # below the state directory
+_SHARED = 'locks'  # below the state directory
+# There the owner of that directory alone puts names; modes of these
+_OWN, PROTECTED = 'own-locks', 'protected'
+OWN_MODES = {_OWN: 0o700, PROTECTED: 0o755}
 _NEW = '.new-'  # of a file that nobody can lock yet
 _FILE_MODE = 0o660  # who may lock writes nothing: the directory says who that is
 _FIRST_RETRY, _RETRY = 0.001, 0.01  # seconds; the latter from some time on
@@ -251,7 +254,10 @@ def _is_owner() -> bool:
 
 def _open_directory(place: str = _SHARED, *, make: bool = False) -> int:
     """Of the locks.  Others may write to the directory above: they can put no link in its place."""
-    path = shared_directory(place) if make else os.path.join(state_path(), place)
+    if make:
+        path = own_directory(place) if place in OWN_MODES else shared_directory(place)
+    else:
+        path = os.path.join(state_path(), place)
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
@@ -261,6 +267,19 @@ def shared_directory(name: str) -> str:
 
     :raises OSError: it is not there, and this user cannot make it
     """
+    return _make_directory(name, None)
+
+
+def own_directory(name: str) -> str:
+    """In the state directory, for its owner alone, whoever else may work on pools.
+
+    :raises OSError: it is not there, and this user cannot make it
+    """
+    return _make_directory(name, OWN_MODES[name])
+
+
+def _make_directory(name: str, mode: int | None) -> str:
+    """:param mode: None: that of the state directory"""
     state = state_path()
     path = os.path.join(state, name)
     if os.path.lexists(path):
@@ -273,7 +292,7 @@ def shared_directory(name: str) -> str:
     status = os.stat(state)
     made = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _give(made, status, status.st_mode & 0o7777)
+        _give(made, status, status.st_mode & 0o7777 if mode is None else mode)
     finally:
         os.close(made)
     return path

@@ -3,7 +3,7 @@
 
 A file for each in ``protected`` under ``[pcow] state_path``, durable when a function returns.
 Who writes one, or acts on what stands there, holds its lock (:func:`alone`) from the look at the
-domain to the end. Beside them stands when the last fixation of the host began. States, and what
+domain to the end. Beside them stands when, in which boot, the last fixation began. States, and what
 leads to them:
 
 ========= =========== ==============================================================
@@ -35,11 +35,12 @@ import os
 import time
 from typing import Any
 
+from pcow_driver.common import boot_id
 from pcow_driver.common import durable
 from pcow_driver.common import exception
 from pcow_driver.common import locks
 
-_DIRECTORY = 'protected'
+_DIRECTORY = locks.PROTECTED
 _SUFFIX = '.json'
 _FIXATION = 'last-fixation'
 
@@ -80,6 +81,8 @@ class Record:
     tries: int = 0  # how often it has gone on, or tried to, since it last ran for long
     kept: bool = False  # RECOVERING, FAILED: what no checkpoint holds
     reason: str = ''  # FAILED
+    # Seconds since the epoch: a fixation of the host that did not go down, as it ran on for long
+    outlived: float = 0.0
 
 
 _ANY = Record(State.RUNS)  # the types of its fields
@@ -124,13 +127,16 @@ def note_fixation() -> None:
 
     :raises StateInvalid:
     """
-    _replace(os.path.join(locks.state_path(), _DIRECTORY, _FIXATION), f'{time.time()}\n')
+    path = os.path.join(locks.state_path(), _DIRECTORY, _FIXATION)
+    _replace(path, f'{time.time()} {boot_id.current()}\n')
 
 
 def last_fixation() -> float:
-    """Seconds since the epoch; 0: there was none, or nobody can tell."""
+    """Seconds since the epoch; 0: there was none since the host was started, or nobody can tell."""
+    path = os.path.join(locks.state_path(), _DIRECTORY, _FIXATION)
     try:
-        return float(durable.read(os.path.join(locks.state_path(), _DIRECTORY, _FIXATION)))
+        begun, of_boot = durable.read(path).split()
+        return float(begun) if of_boot == boot_id.current() else 0.0
     except (OSError, ValueError):
         return 0.0
 
@@ -171,7 +177,7 @@ def path_of(uuid: str) -> str:
 
 def _replace(path: str, text: str) -> None:
     try:
-        locks.shared_directory(_DIRECTORY)
+        locks.own_directory(_DIRECTORY)
         durable.replace(path, text)
     except OSError as e:
         raise exception.StateInvalid(path=path, reason=str(e.strerror)) from None

@@ -104,18 +104,20 @@ def _give_up(found: domain.Domain, record: records.Record, reason: str) -> None:
     )
 
 
-def finish(found: domain.Domain, record: records.Record) -> bool:
-    """Of a recovery that was cut off when there was a QEMU: take it to its end. It has not run, and
-    what was unsaved is kept; any other one was started by somebody, and goes on as it is.
+def is_cut_off(found: domain.Domain, record: records.Record) -> bool:
+    """Of an active domain: whether its QEMU is one that a recovery has started, and left. It has
+    not run, and what was unsaved is kept; any other one was started by somebody.
 
-    :return: whether it goes on from its checkpoint
+    :raises PcowError: QEMU does not tell
+    """
+    return record.kept and found.paused_on_purpose() and not found.has_run()
+
+
+def finish(found: domain.Domain, record: records.Record) -> None:
+    """Take a recovery that was cut off (:func:`is_cut_off`) to its end.
+
     :raises PcowError: QEMU cannot; after some tries the domain is off, and left to its owner
     """
-    if found.is_starting():
-        return False
-    if not record.kept or not found.paused_on_purpose() or found.has_run():
-        records.write(found.uuid, runs.begun(found))
-        return False
     record = dataclasses.replace(record, tries=record.tries + 1)
     records.write(found.uuid, record)
     try:
@@ -134,7 +136,6 @@ def finish(found: domain.Domain, record: records.Record) -> bool:
         _note_runs(found, dataclasses.replace(record, checkpoint=name))
     if not record.paused:
         _arrive(found.name)
-    return True
 
 
 def recover_all(*, failed: bool = False, deadline: float = _DEADLINE) -> list[Result]:
@@ -226,7 +227,8 @@ def leave_off(found: domain.Domain, wanted: policy.Policy, record: records.Recor
     :raises PcowError: that cannot be kept, or its images cannot be read
     """
     begun = records.last_fixation()
-    if found.saved() or wanted.on_shutdown != policy.FIXATE or begun <= record.since:
+    over = begun <= max(record.since, record.outlived)
+    if found.saved() or wanted.on_shutdown != policy.FIXATE or over:
         records.forget(found.uuid)
         return
     date = datetime.datetime.fromtimestamp(begun, datetime.UTC)

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import dataclasses
 import time
 
+from pcow_driver.common import boot_id
 from pcow_driver.fixation import records
 from pcow_driver.virt import domain
 from pcow_driver.vm import model
 from pcow_driver.vm import tree
-
-_BOOT_ID = '/proc/sys/kernel/random/boot_id'
 
 
 def current(found: domain.Domain) -> str:
@@ -20,17 +19,12 @@ def current(found: domain.Domain) -> str:
 
     :raises DomainInvalid: its QEMU has ended
     """
-    return f'{_boot()}/{found.process()}'
+    return f'{boot_id.current()}/{found.process()}'
 
 
 def is_of_this_boot(record: records.Record) -> bool:
     """Whether the host was not started again since."""
-    return record.run.startswith(f'{_boot()}/')
-
-
-def _boot() -> str:
-    with open(_BOOT_ID, encoding='ascii') as f:
-        return f.read().strip()
+    return record.run.startswith(f'{boot_id.current()}/')
 
 
 def begun(found: domain.Domain) -> records.Record:

@@ -10,6 +10,7 @@ started at any time: all that it has to know is in the records.
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 
@@ -32,6 +33,8 @@ _HANGS = 30.0  # seconds after which one is among these
 _END = 15.0  # seconds in which what is under way may come to its end
 _RETRY = 60.0  # seconds after a checkpoint that could not be taken, or a recovery
 _LONG = 600.0  # seconds after which a VM that ends did not do so for what it went on from
+# seconds after the fixation of a host that goes down; libvirt-guests.service waits five minutes
+_STAYS_UP = 1800.0
 _TURN = 0.001  # seconds after which one may have come to its end
 _STEP = 0.1  # seconds in which the loop learns that it has to end
 
@@ -55,6 +58,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._ended = False
+        self._until = math.inf  # time.monotonic() until which something may begin
         self._jobs: dict[str, _Job] = {}  # by name
         self._busy: list[_Job] = []  # without those that hang
         self._runs: dict[str, tuple[int, str]] = {}  # libvirt's number and the run, by UUID
@@ -68,6 +72,7 @@ class Watch:
 
     def end(self) -> None:
         """What is under way comes to its end, unless it hangs."""
+        self._until = time.monotonic() + _END
         self._ended = True
 
     def run(self) -> None:
@@ -79,13 +84,13 @@ class Watch:
                 time.sleep(_STEP)
         self._wait()
         # The guests that were shut down with the host, the last one just now
+        self._until = time.monotonic() + _END
         self._look_at_all()
         self._wait()
 
     def _wait(self) -> None:
-        end = time.monotonic() + _END
         for job in self._jobs.values():
-            job.thread.join(max(0.0, end - time.monotonic()))
+            job.thread.join(max(0.0, self._until - time.monotonic()))
         self._busy.clear()
 
     def _look_at_all(self) -> None:
@@ -107,6 +112,8 @@ class Watch:
 
     def _begin(self, name: str) -> None:
         while len(self._busy) >= _THREADS:
+            if time.monotonic() >= self._until:
+                return
             time.sleep(_TURN)
             self._busy = [job for job in self._busy if not job.is_done() and not job.hangs()]
         # It ends with the process: all that it knows is in the records.
@@ -154,10 +161,14 @@ class Watch:
         self, found: domain.Domain, wanted: policy.Policy, record: records.Record | None
     ) -> None:
         if record is not None and record.state is records.State.RECOVERING:
-            if self._may_recover(found):
-                recover.finish(found, record)  # who did that was killed
-                del self._recovered[found.uuid]
-            return
+            if found.is_starting():
+                return
+            if recover.is_cut_off(found, record):
+                if self._may_recover(found):
+                    recover.finish(found, record)
+                    del self._recovered[found.uuid]
+                return
+            record = None  # somebody has started it
         if record is None or record.run != self._run_of(found):
             record = runs.begun(found)
             records.write(found.uuid, record)
@@ -181,7 +192,9 @@ class Watch:
 
     def _note(self, found: domain.Domain, record: records.Record) -> None:
         """What is true of it now."""
-        runs_for_long = time.time() - record.since > _LONG
+        now = time.time()
+        runs_for_long = now - record.since > _LONG
+        fixation = records.last_fixation()
         records.write(
             found.uuid,
             dataclasses.replace(
@@ -189,6 +202,7 @@ class Watch:
                 state=records.State.RUNS,
                 paused=found.paused_on_purpose(),
                 tries=0 if runs_for_long else record.tries,
+                outlived=fixation if now - fixation > _STAYS_UP else record.outlived,
             ),
         )
 

@@ -30,6 +30,7 @@ _SERVICES = {
     'exports': _SHARED,
     'migrations': _SHARED,
     'live-migrations': _SHARED,
+    'scrubs': _SHARED,
     'disks': _PASSED,
 }
 
@@ -58,6 +59,8 @@ def set_up(group: str | None) -> Iterator[Prepared]:
     state = locks.state_path()
     for path in dict.fromkeys((state, os.path.abspath(conf.CONF.pcow.pools_path))):
         yield _prepare(path, 0, _ROOTS)
+    for name, mode in locks.OWN_MODES.items():
+        yield _prepare(os.path.join(state, name), 0, mode)
     if gid:
         for name, mode in _SERVICES.items():
             path = os.path.join(state, name)
@@ -74,6 +77,7 @@ def differences() -> list[str]:
     roots = dict.fromkeys((state, os.path.abspath(conf.CONF.pcow.pools_path)))
     for path, mode, shared in (
         *((path, _ROOTS, False) for path in roots),
+        *((os.path.join(state, name), mode, False) for name, mode in locks.OWN_MODES.items()),
         *((os.path.join(state, name), mode, bool(groups)) for name, mode in _SERVICES.items()),
     ):
         with contextlib.suppress(OSError):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from unittest import mock
@@ -33,10 +36,43 @@ class ParallelTest(base.TestCase):
     def test_many_that_hang(self) -> None:
         """More than there are threads: those behind them are done all the same."""
         hang = [f'hangs-{number}' for number in range(2 * (os.cpu_count() or 1) + 8)]
-        with mock.patch.object(parallel, '_STALLS', new=0.01):
+        with mock.patch.multiple(parallel, _STALLS=0.01, _TURN=0.01):
             done = dict(parallel.each([*hang, 'a', 'b'], self.work, time.monotonic() + 5))
         self.assertEqual(('A', 'B'), (done['a'], done['b']))
         self.assertEqual({None}, {done[name] for name in hang})
+
+    def test_a_signal(self) -> None:
+        """Whoever meets it: a thread, or the one that waits for the threads."""
+        for waits in ('tool.run("/bin/sleep", "60")', 'time.sleep(60)'):
+            code = (
+                'import os, signal, sys, threading, time\n'
+                'from pcow_driver.common import interrupt, tool\n'
+                'from pcow_driver.fixation import parallel\n'
+                'interrupt.install()\n'
+                'parallel._CLEARS_UP = 1\n'
+                'def work(name):\n'
+                '    if name == "last":\n'
+                '        with interrupt.clearing_up():\n'
+                '            os.kill(os.getpid(), signal.SIGTERM)\n'
+                '            time.sleep(0.2)\n'
+                f'    {waits}\n'
+                '[*parallel.each(["first", "last"], work, None)]\n'
+            )
+            done = subprocess.run(
+                [sys.executable, '-c', code],
+                cwd=base.TOP,
+                capture_output=True,
+                check=False,
+                timeout=30,
+            )
+            self.assertEqual((128 + signal.SIGTERM, b''), (done.returncode, done.stderr), waits)
+
+    def test_an_end_of_the_process_in_a_thread(self) -> None:
+        def work(_name: str) -> str:
+            raise SystemExit(3)
+
+        with self.assertRaises(SystemExit):
+            [*parallel.each(['a', 'b'], work, None)]
 
     def test_nothing_begins_behind_the_end(self) -> None:
         hang = [f'hangs-{number}' for number in range(2 * (os.cpu_count() or 1) + 8)]

@@ -13,6 +13,7 @@ import time
 from typing import Any
 from unittest import mock
 
+from pcow_driver.common import boot_id
 from pcow_driver.common import exception
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
@@ -243,18 +244,22 @@ class RecoveryTest(RecoveryCase):
             )
         return calls
 
-    def finish(self, **fields: Any) -> bool:
+    def enter(self, **fields: Any) -> records.Record:
         record = records.Record(State.RECOVERING, checkpoint=self.last)
         record = dataclasses.replace(record, **{'kept': True, **fields})
         entered.enter(recorded.UUID, record)
-        return recover.finish(self.found, record)
+        return record
+
+    def finish(self, **fields: Any) -> None:
+        recover.finish(self.found, self.enter(**fields))
 
     def test_a_qemu_that_was_left(self) -> None:
         """By one that was cut off: it is paused, and not there yet."""
         calls = self.leave_qemu()
         for paused, expected in ((False, ['revert', 'resume']), (True, ['revert'])):
             calls.clear()
-            self.assertTrue(self.finish(paused=paused))
+            self.assertTrue(recover.is_cut_off(self.found, self.enter()))
+            self.finish(paused=paused)
             found = self.record()
             self.assertEqual(
                 (expected, State.RUNS, self.last), (calls, found.state, found.checkpoint)
@@ -266,7 +271,7 @@ class RecoveryTest(RecoveryCase):
         self.begin(
             mock.patch.object(checkpoint, 'revert', new=lambda _found, name: names.append(name))
         )
-        self.assertTrue(self.finish(checkpoint=''))
+        self.finish(checkpoint='')
         self.assertEqual(([self.last], self.last), (names, self.record().checkpoint))
 
     def test_a_qemu_of_somebody_elses(self) -> None:
@@ -276,13 +281,8 @@ class RecoveryTest(RecoveryCase):
             ({'paused': False}, {}),  # it runs, or a full pool has stopped it
             ({'has_run': True}, {}),  # and he has paused it then
         ):
-            calls = self.leave_qemu(**state)
-            self.assertFalse(self.finish(**fields))
-            found = self.record()
-            self.assertEqual(([], State.RUNS, ''), (calls, found.state, found.checkpoint))
-        calls = self.leave_qemu(starts=True, paused=False)
-        self.assertFalse(self.finish())
-        self.assertEqual(([], State.RECOVERING), (calls, self.record().state))  # looked at again
+            self.leave_qemu(**state)
+            self.assertFalse(recover.is_cut_off(self.found, self.enter(**fields)))
 
     def test_a_qemu_that_was_left_and_cannot(self) -> None:
         """It is given up in the end, and its owner is told why."""
@@ -371,9 +371,18 @@ class RecoveryTest(RecoveryCase):
             (time.time() - 60, policy.STOP),
         ):
             self.policy = policy.Policy(on_shutdown=on_shutdown)
-            records.write(recorded.UUID, records.Record(State.RUNS, since=since))
-            self.assertEqual([], recover.recover_all())
-            self.assertIsNone(records.read(recorded.UUID))
+            self.check_forgotten(since=since)
+        self.policy = policy.Policy()
+        before = time.time() - 60
+        self.check_forgotten(since=before, outlived=records.last_fixation())
+        with mock.patch.object(boot_id, 'current', new=lambda: 'a later one'):
+            self.check_forgotten(since=before)
+
+    def check_forgotten(self, **fields: Any) -> None:
+        """It has run, and was shut down: it is to stay off."""
+        records.write(recorded.UUID, records.Record(State.RUNS, **fields))
+        self.assertEqual([], recover.recover_all())
+        self.assertIsNone(records.read(recorded.UUID))
 
     def domains(self, *names: str) -> None:
         """They are protected and off; the first one has the UUID of the recorded one."""

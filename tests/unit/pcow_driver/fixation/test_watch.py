@@ -37,6 +37,7 @@ class _Domain:
     def __init__(self) -> None:
         self.is_active, self.is_running, self.on_purpose = True, True, False
         self.is_paused = self.is_saved = False
+        self.starts, self.cut_off = False, False
         self.run, self.asked = 1, list[tuple[str, dict[str, str]]]()
         self.policy: policy.Policy | None = policy.Policy(interval=1)
 
@@ -68,6 +69,9 @@ class _Domain:
     def paused_on_purpose(self) -> bool:
         return self.is_paused
 
+    def is_starting(self) -> bool:
+        return self.starts
+
     def stopped_on_purpose(self) -> bool:
         return self.on_purpose
 
@@ -85,6 +89,7 @@ class WatchTest(base.TestCase):
             ('automatic.thin', lambda _found: None),
             ('recover.recover', self.recover),
             ('recover.finish', self.finish),
+            ('recover.is_cut_off', lambda found, _record: found.cut_off),
             ('runs.tree.checkpoints', lambda _found: []),
             ('fixate.finish', lambda _found: self.done.append('destroy')),
             ('policy.get', lambda found: found.policy),
@@ -100,11 +105,10 @@ class WatchTest(base.TestCase):
         self.done.append('recover')
         return recover.Result(name='web1', checkpoint=record.checkpoint, age=0, time=0)
 
-    def finish(self, _found: Any, _record: records.Record) -> bool:
+    def finish(self, _found: Any, _record: records.Record) -> None:
         self.done.append('finish')
         if self.fails:
             raise exception.QmpFailed(command='x', error_class='y', description='no')
-        return True
 
     def take(self, _found: Any, _prefix: str) -> tuple[str, model.Taken]:
         if self.fails:
@@ -163,7 +167,7 @@ class WatchTest(base.TestCase):
         self.assertEqual(['recover'], self.look())  # that one went well
 
     def test_a_qemu_that_was_left_is_finished_later(self) -> None:
-        self.fails = True
+        self.fails = self.found.cut_off = True
         self.enter(State.RECOVERING)
         self.assertRaises(exception.QmpFailed, self.watch.look, self.found)
         self.now += 59
@@ -171,17 +175,41 @@ class WatchTest(base.TestCase):
         self.fails = False
         self.now += 2
         self.assertEqual(['finish'], self.look())
-        self.assertEqual(['finish'], self.look())  # it is being started: looked at again at once
+        self.assertEqual(['finish'], self.look())  # the next one, at once
+
+    def test_its_owner_starts_what_could_not_go_on(self) -> None:
+        """Within the minute in which that is not tried again: it is not taken back to a checkpoint
+        when he ends it.
+        """
+        self.found.is_active = False
+        self.enter(State.RECOVERING, checkpoint='c', kept=True)
+        self.assertEqual(['recover'], self.look())
+        self.watch._recovered[UUID] = self.now  # that one failed
+        self.found.is_active = self.found.starts = True
+        self.assertEqual(([], State.RECOVERING), (self.look(), self.state()))
+        self.found.starts = False
+        self.assertEqual((['take'], State.RUNS), (self.look(), self.state()))
+        self.found.is_active, self.found.on_purpose = False, True
+        self.assertEqual(([], None), (self.look(), self.state()))
+
+    def test_a_fixation_that_it_has_outlived(self) -> None:
+        self.enter(State.RUNS)
+        self.look()
+        records.note_fixation()
+        begun = records.last_fixation()
+        for seconds, expected in ((60, 0.0), (watch._STAYS_UP + 1, begun)):
+            with mock.patch.object(time, 'time', new=lambda seconds=seconds: begun + seconds):
+                self.look()
+            found = records.read(UUID)
+            assert found is not None
+            self.assertEqual(expected, found.outlived)
 
     def test_active(self) -> None:
         """A QEMU that nobody has seen is a new run; of a known one only the loop's states count."""
         for state in (None, *State):
             self.enter(state)
             self.now += 100
-            expected = (['take'], State.RUNS)
-            if state is State.RECOVERING:
-                expected = (['finish'], State.RECOVERING)  # its QEMU is a new one, too
-            self.assertEqual(expected, (self.look(), self.state()), str(state))
+            self.assertEqual((['take'], State.RUNS), (self.look(), self.state()), str(state))
         run = runs.current(self.found)
         for state in (State.RUNS, State.FIXATED, State.FAILED):
             self.enter(state, run=run)
@@ -300,6 +328,24 @@ class WatchTest(base.TestCase):
 
     def test_those_that_hang(self) -> None:
         """As many as work at once, and more, keep no other one waiting, nor the end."""
+        loop, done = self.begin_with_hanging(2 * watch._THREADS, hangs=0.1)
+        self.assertTrue(done.wait(30))
+        self.watch.end()
+        loop.join(30)
+        self.assertFalse(loop.is_alive())
+
+    def test_many_that_hang_when_it_ends(self) -> None:
+        """It does not wait until they are known to hang."""
+        loop, done = self.begin_with_hanging(100, hangs=watch._HANGS)
+        self.assertFalse(done.wait(0.5))
+        self.watch.end()
+        loop.join(10)
+        self.assertFalse(loop.is_alive())
+
+    def begin_with_hanging(
+        self, number: int, *, hangs: float
+    ) -> tuple[threading.Thread, threading.Event]:
+        """:return: the loop, and whether it has looked at the one behind those"""
         hanging, done = threading.Event(), threading.Event()
         self.addCleanup(hanging.set)
 
@@ -309,10 +355,10 @@ class WatchTest(base.TestCase):
             else:
                 done.set()
 
-        several = [f'web{number}' for number in range(2 * watch._THREADS)]
+        several = [f'web{number}' for number in range(number)]
         for where, name, new in (
             (time, 'monotonic', _MONOTONIC),
-            (watch, '_HANGS', 0.1),
+            (watch, '_HANGS', hangs),
             (watch, '_END', 0.1),
             (watch, 'PERIOD', 0.1),
             (watch.Watch, 'look', look),
@@ -325,10 +371,7 @@ class WatchTest(base.TestCase):
             self.addCleanup(patched.stop)
         loop = threading.Thread(target=self.watch.run, daemon=True)
         loop.start()
-        self.assertTrue(done.wait(30))
-        self.watch.end()
-        loop.join(30)
-        self.assertFalse(loop.is_alive())
+        return loop, done
 
     def test_nothing_begins_when_it_ends(self) -> None:
         self.enter(State.RUNS)

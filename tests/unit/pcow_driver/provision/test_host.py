@@ -10,6 +10,8 @@ import sys
 from unittest import mock
 
 from pcow_driver.common import exception
+from pcow_driver.common import locks
+from pcow_driver.fixation import records
 from pcow_driver.provision import host
 from tests.unit.pcow_driver import base
 
@@ -38,6 +40,9 @@ class HostTest(base.TestCase):
             'exports': (0, gid, 0o2770),
             'migrations': (0, gid, 0o2770),
             'live-migrations': (0, gid, 0o2770),
+            'scrubs': (0, gid, 0o2770),
+            'own-locks': (0, 0, 0o700),
+            'protected': (0, 0, 0o755),
             'lists': (0, gid, 0o2770),
             'disks': (0, gid, 0o2771),
         }.items():
@@ -67,11 +72,27 @@ class HostTest(base.TestCase):
         # as of a host that was set up for an earlier version
         self.state.chmod(0o2775)
         (self.state / 'exports').chmod(0o700)
+        for name in locks.OWN_MODES:
+            (self.state / name).chmod(0o2775)
+            self.assertTrue(any(f'{name}:' in words for words in host.differences()), name)
         self.assertEqual(
-            {'state', 'exports'},
+            {'state', 'exports', *locks.OWN_MODES},
             {name for name, done in self.set_up().items() if done == 'changed'},
         )
         self.check()
+        self.assertEqual([], host.differences())
+
+    def test_what_root_needs_first(self) -> None:
+        """Before the host is set up anew, on one that was set up for an earlier version."""
+        self.state.mkdir(parents=True)
+        os.chown(self.state, 0, grp.getgrnam(_GROUP).gr_gid)
+        self.state.chmod(0o2775)
+        with locks.lock('protected-x', own=True):
+            self.assertNotEqual(0, self.as_service('ls', self.state / 'own-locks'))
+        records.note_fixation()
+        self.assertNotEqual(0, self.as_service('touch', self.state / 'protected' / 'x'))
+        with mock.patch.object(os, 'geteuid', return_value=1000), locks.lock('vm-x', own=True):
+            self.assertEqual([], os.listdir(self.state / 'own-locks'))
 
     def test_what_is_there_is_left_alone(self) -> None:
         """A service can move a file of root's into its directories, from any that it may
@@ -94,6 +115,7 @@ class HostTest(base.TestCase):
             'exports',
             'migrations',
             'live-migrations',
+            'scrubs',
             'disks',
         ):
             self.assertEqual(0, self.as_service('touch', self.state / name / 'x'), name)
@@ -101,8 +123,9 @@ class HostTest(base.TestCase):
         self.assertNotEqual(0, self.as_service('mv', self.state / 'locks', self.state / 'mine'))
 
     def test_without_services(self) -> None:
-        self.assertEqual(['state', 'pools'], list(self.set_up(None)))
-        self.assertEqual(['pools'], os.listdir(self.state))
+        expected = {'pools', *locks.OWN_MODES}
+        self.assertEqual({'state', *expected}, set(self.set_up(None)))
+        self.assertEqual(expected, set(os.listdir(self.state)))
 
     def test_refused(self) -> None:
         with self.assertRaisesRegex(exception.UsageInvalid, 'groupadd --system no-such-group'):
