@@ -261,10 +261,11 @@ static int fill_from(struct pcow_image *image, uint64_t guest_slab, unsigned pag
 }
 
 /*
- * Pages that hide older ones must be complete on the medium before they are valid. Where nothing
- * was below, a page lost in a crash reads as the zeros that were there before. In class pmem what
- * is prepared is on the medium, and what was copied to it was flushed: a trap waits for no commit
- * of the file system, not even for one that others will need.
+ * A new slab relies on its end of file and on a hole, and pages that hide older ones must be
+ * complete on the medium before they are valid. Where nothing was below, a page lost in a crash
+ * reads as the zeros that were there before. In class pmem what is prepared is on the medium, and
+ * what was copied to it was flushed: a trap waits for no commit of the file system, not even for
+ * one that others will need.
  */
 static int put_on_medium(struct pcow_image *image, const struct filling *filling, uint64_t failures)
 {

@@ -239,6 +239,11 @@ void slabs_unload(struct pcow_image *image);
  */
 int slab_take(struct pcow_image *image, uint64_t *slab);
 /*
+ * The same, and the owner word relies on an end of file and a hole that are not on the medium yet:
+ * file_settle() comes before slab_publish(). Who finds no space for the data has synced nothing.
+ */
+int slab_take_unsettled(struct pcow_image *image, uint64_t *slab);
+/*
  * Its owner word and its bitmap are stored through a mapping, and their pages get blocks before,
  * once: 0 or -ENOSPC. Of a slab that was taken they have some; whoever is about to change another
  * one may ask for them while nothing has changed yet. Async-signal-safe.

@@ -251,5 +251,5 @@ int slab_take_ready(struct pcow_image *image, uint64_t *slab)
             return 0;
         __atomic_fetch_add(&image->ready->missed, 1, __ATOMIC_RELAXED);
     }
-    return slab_take(image, slab);
+    return slab_take_unsettled(image, slab);
 }

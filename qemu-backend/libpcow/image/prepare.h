@@ -61,7 +61,7 @@ bool prepared_run(const struct pcow_image *image, uint64_t slab, unsigned page, 
 /* How many more slabs may be prepared without taking the last of the pool's space. */
 uint64_t prepare_room(const struct pcow_image *image);
 
-/* As slab_take(), for guest data: a prepared one if there is one. Async-signal-safe. */
+/* As slab_take_unsettled(), for guest data: a prepared one if there is one. Async-signal-safe. */
 int slab_take_ready(struct pcow_image *image, uint64_t *slab);
 
 #endif

@@ -193,6 +193,18 @@ static int clear_bitmap(struct pcow_image *image, uint64_t slab)
 
 int slab_take(struct pcow_image *image, uint64_t *slab)
 {
+    int ret = slab_take_unsettled(image, slab);
+
+    if (ret)
+        return ret;
+    ret = file_settle(&image->file);
+    if (ret)
+        slab_untake(image, *slab);
+    return ret;
+}
+
+int slab_take_unsettled(struct pcow_image *image, uint64_t *slab)
+{
     uint64_t p = claim_slab(image);
     struct page_set valid;
     int ret;
@@ -215,9 +227,6 @@ int slab_take(struct pcow_image *image, uint64_t *slab)
         && !file_is_hole(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE))
         ret = file_punch(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
     lost_forget(&image->file, p << SLAB_BITS, PCOW_SLAB_SIZE);
-    /* Its owner word relies on the end of file and on the hole. */
-    if (!ret)
-        ret = file_settle(&image->file);
     /* Not by a load: of a page that the disk cannot read it would be SIGBUS. */
     if (!ret)
         ret = file_read(&image->file, bitmap_offset(p), &valid, sizeof valid);

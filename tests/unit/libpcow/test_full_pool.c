@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "operations/operations.h"
+
 static int pool_setup(void **state)
 {
     return pool_mount(state, "4m");
@@ -352,6 +354,44 @@ static void test_the_watch_goes_on(void **state)
 
 #define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_unmount)
 
+/* A file system that has no block for data, and takes its time to sync. */
+struct full {
+    struct observer observer;
+    unsigned refused, syncs;
+};
+
+static int look_full(struct observer *observer, const struct observation *seen)
+{
+    struct full *full = (struct full *)observer;
+
+    full->syncs += seen->what == OBSERVED_SYNC;
+    if ((seen->what != OBSERVED_WRITE && seen->what != OBSERVED_ALLOCATE)
+        || seen->offset < PCOW_SLAB_SIZE)
+        return 0;
+    full->refused++;
+    return -ENOSPC;
+}
+
+/* A guest that stores again and again while the pool is full would sync as often. */
+static void test_refused_stores_sync_nothing(void **state)
+{
+    static const char page[4096] = {1};
+    struct full full = {.observer = {.persistence = PCOW_PERSISTENCE_PAGE_CACHE,
+                                     .look = look_full}};
+    pcow_image *image;
+
+    (void)state;
+    pcow_close(must_create(scratch("top.pcow"), 64 * MIB, 0, NULL));
+    MUST(image_open(scratch("top.pcow"), PCOW_OPEN_WRITE, NULL, &full.observer, &image, &error));
+    MUST_FAIL(-ENOSPC, pcow_write(image, 0, page, sizeof page, &error));
+    full.refused = full.syncs = 0;
+    for (unsigned i = 0; i < 20; i++)
+        MUST_FAIL(-ENOSPC, pcow_write(image, i * PCOW_SLAB_SIZE, page, sizeof page, &error));
+    assert_true(full.refused >= 20);
+    assert_int_equal(full.syncs, 0);
+    pcow_close(image);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -361,6 +401,8 @@ int main(void)
         POOL_TEST(test_revert_on_a_full_pool),
         POOL_TEST(test_remains_are_space),
         POOL_TEST(test_the_watch_goes_on),
+        cmocka_unit_test_setup_teardown(test_refused_stores_sync_nothing, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
