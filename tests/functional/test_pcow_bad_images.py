@@ -6,7 +6,9 @@ the file unchanged.
 import json
 import os
 import random
+import re
 import struct
+import subprocess
 
 from tests.functional import images
 from tests.functional.images import KIB
@@ -292,12 +294,19 @@ class BadBaseTest(images.ImageTestCase):
 
     def test_control_characters_are_not_shown(self):
         """A name from an image cannot send escape sequences to a terminal."""
-        images.patch_base(self.top, 40, b'\x1b]0;owned\x07.pcow'.ljust(256, b'\0'))
-        for command in ('info', 'map', 'check'):
-            result = self.run_program(
-                'sh', '-c', f'"$0" {command} top.pcow 2>&1; true', images.program('pcow-img')
-            )
-            self.assertNotIn('\x1b', result.stdout)
+        for name in (b'\x1b]0;owned\x07.pcow', b'\xc2\x9b31m\xc3\xa9.pcow', b'\x9b31m.pcow'):
+            images.patch_base(self.top, 40, name.ljust(256, b'\0'))
+            for command in ('info', 'map', 'check'):
+                result = subprocess.run(
+                    [images.program('pcow-img'), command, 'top.pcow'],
+                    cwd=self.directory,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                )
+                shown = result.stdout.decode()
+                self.assertRegex(shown, r'\?(31m|\]0;owned)')
+                self.assertFalse(re.search('[\x00-\x09\x0b-\x1f\x7f-\x9f]', shown), shown)
 
     def test_loop(self):
         """A chain that leads back to itself ends with a message."""

@@ -5,6 +5,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "util/utf8.h"
 
 int fail(struct pcow_error *error, int code, const char *format, ...)
 {
@@ -19,12 +22,35 @@ int fail(struct pcow_error *error, int code, const char *format, ...)
     return code;
 }
 
+/*
+ * How many bytes at text a terminal would obey in place of showing them, or are no character: C0,
+ * DEL, C1 in UTF-8, and what an 8-bit terminal takes for C1.
+ */
+static size_t obeyed(const char *text)
+{
+    const unsigned char *byte = (const unsigned char *)text;
+    size_t length = utf8_sequence(text);
+
+    if (length == 0) {
+        return 1;
+    }
+    if (length == 1) {
+        return *byte < 0x20 || *byte == 0x7f;
+    }
+    return length == 2 && byte[0] == 0xc2 && byte[1] < 0xa0 ? 2 : 0;
+}
+
 static void make_printable(char *text)
 {
-    for (unsigned char *c = (unsigned char *)text; *c; c++) {
-        if (*c < 0x20 || *c == 0x7f) {
-            *c = '?';
+    while (*text) {
+        size_t length = obeyed(text);
+
+        if (length == 0) {
+            text += utf8_sequence(text);
+            continue;
         }
+        memset(text, '?', length);
+        text += length;
     }
 }
 
@@ -49,7 +75,14 @@ int report_error(const struct pcow_error *error)
 
 void print_text(const char *text)
 {
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        putchar(*c < 0x20 || *c == 0x7f ? '?' : *c);
+    while (*text) {
+        size_t bad = obeyed(text), length = bad ? bad : utf8_sequence(text);
+
+        if (bad) {
+            putchar('?');
+        } else {
+            fwrite(text, 1, length, stdout);
+        }
+        text += length;
     }
 }
