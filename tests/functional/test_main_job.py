@@ -232,6 +232,7 @@ class TestInterrupt(MainJobTestCase):
     def test_while_the_guest_boots(self) -> None:
         self.interrupt('[4]', 6, 2)
 
+    @long.only_long
     def test_while_the_guest_writes(self) -> None:
         self.interrupt('[5]', 1, 2)
 
