@@ -41,7 +41,7 @@ CI_ROWS = (
     'damaged_image',
     'no_backend',
     'full_disk',
-    'crowd',
+    *(('crowd',) if long.LONG else ()),
 )
 REFUSED = ('resize_down', 'damaged_image', 'no_backend', 'full_disk')
 TWO_NODES_ROWS = (

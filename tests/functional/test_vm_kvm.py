@@ -92,16 +92,16 @@ class KvmTest(VmTestCase):
         'stores@tmpfs',
         'snapshots@tmpfs',
         'pool-full@tmpfs',
+        'guest-ram@tmpfs',
+        'vhost@tmpfs',
+    )
+    SCENARIOS_LONG = (
         'full-emulated@tmpfs',
         'saved-state@tmpfs',
         'live-migration@tmpfs',
-        'guest-ram@tmpfs',
-        'vhost@tmpfs',
         'transfers@pmem',
         'debian@pmem',
         'debian-flush@page-cache',
-    )
-    SCENARIOS_LONG = (
         'transfers@tmpfs',
         'vhost-full@tmpfs',
         'vhost-vsock@tmpfs',
@@ -110,8 +110,8 @@ class KvmTest(VmTestCase):
     )
     PERSISTENCE = {'tmpfs': 'volatile', 'pmem': 'pmem', 'page-cache': 'page-cache'}
     # in another outer machine
-    MEDIA = ('media-errors@pmem', 'media-deaf@tmpfs', 'full-fails@tmpfs')
-    MEDIA_LONG = ('media-errors@tmpfs',)
+    MEDIA = ('media-errors@pmem', 'full-fails@tmpfs')
+    MEDIA_LONG = ('media-errors@tmpfs', 'media-deaf@tmpfs')
     # What depends on the kernel of the host most: how KVM tells of a store, and what it does with
     # one that it emulates itself.
     NEWER = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'vhost@tmpfs')
