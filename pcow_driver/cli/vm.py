@@ -126,6 +126,7 @@ class Revert(_Quiet):
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         with _domain(parsed_args) as found:
             with records.alone(found.uuid):
+                records.check_mine(found.uuid)
                 done = checkpoint.revert(found, parsed_args.name)
                 runs.note_revert(found, parsed_args.name)
         started = ', started anew' if done.started else ''

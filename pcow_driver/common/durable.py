@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import os
 import tempfile
 
@@ -39,15 +40,18 @@ def replace(path: str, text: str, *, mode: int = PRIVATE) -> None:
         sync(directory)
 
 
-def read(path: str) -> str:
+def read(path: str, *, own: bool = False) -> str:
     """The content of a file.
 
+    :param own: none that somebody else than root and this user has made
     :raises OSError: also for a link of another user, and for what is no regular file
     :raises UnicodeDecodeError:
     """
     with _place(path) as (directory, name):
         descriptor = descriptors.open_file(os.path.join(directory, name))
         with open(descriptor, encoding='utf-8') as f:
+            if own and os.fstat(descriptor).st_uid not in (0, os.geteuid()):
+                raise OSError(errno.EPERM, 'it is a file of another user', path)
             return f.read()
 
 

@@ -14,6 +14,7 @@ import threading
 from types import FrameType
 
 _received: list[int] = []
+_installed: list[bool] = []
 _thread = threading.local()  # depth of clearing_up() in it
 
 
@@ -23,9 +24,15 @@ def install() -> None:
 
     SIGHUP comes when the terminal or the SSH session goes; if it is ignored (nohup), it stays so.
     """
+    _installed.append(True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _handle)
+
+
+def is_installed() -> bool:
+    """Whether :func:`install` was called: what :func:`check` looks at may come."""
+    return bool(_installed)
 
 
 def check() -> None:

@@ -35,8 +35,8 @@ from pcow_driver.common import exception
 _PREFIX = 'pcow-'
 _SHARED = 'locks'  # below the state directory
 # There the owner of that directory alone puts names; modes of these
-_OWN, PROTECTED = 'own-locks', 'protected'
-OWN_MODES = {_OWN: 0o700, PROTECTED: 0o755}
+OWN, PROTECTED = 'own-locks', 'protected'
+OWN_MODES = {OWN: 0o700, PROTECTED: 0o755}
 _NEW = '.new-'  # of a file that nobody can lock yet
 _FILE_MODE = 0o660  # who may lock writes nothing: the directory says who that is
 _FIRST_RETRY, _RETRY = 0.001, 0.01  # seconds; the latter from some time on
@@ -78,7 +78,7 @@ def lock(name: str, *, own: bool = False) -> Iterator[None]:
     :raises InvalidName: it is too long for a file
     """
     with _in_order(_place(name)), contextlib.ExitStack() as stack:
-        place = _OWN if own and _is_owner() else _SHARED
+        place = OWN if own and _is_owner() else _SHARED
         with _errors(name, place):
             directory = _open_directory(place, make=True)
             stack.callback(os.close, directory)
@@ -170,7 +170,7 @@ def collect() -> None:
     """Delete the files of locks that processes had when they were killed, and those that earlier
     versions left.
     """
-    for place in (_SHARED, _OWN):
+    for place in (_SHARED, OWN):
         _collect(place)
 
 

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -21,6 +22,7 @@ from pcow_driver.common import interrupt
 LOG = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 2000
+_LOOK = 0.5  # seconds in which a thread sees that a signal has come
 
 
 def build_dirs() -> list[Path]:
@@ -100,6 +102,17 @@ def _message(name: str, stdout: str, stderr: str, exit_code: object) -> str:
     return text[:_MAX_MESSAGE] or f'{name} ended with exit code {exit_code} and no message'
 
 
+def _communicate(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """A signal ends the wait of the main thread; another one has to look."""
+    if threading.current_thread() is threading.main_thread() or not interrupt.is_installed():
+        return process.communicate()
+    while True:
+        try:
+            return process.communicate(timeout=_LOOK)
+        except subprocess.TimeoutExpired:
+            interrupt.check()
+
+
 def run(
     path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,), cwd: str | None = None
 ) -> str:
@@ -129,7 +142,7 @@ def run(
         raise exception.ToolNotFound(tool=path, option=name.replace('-', '_')) from None
     try:
         interrupt.check()
-        stdout, stderr = map(os.fsdecode, process.communicate())
+        stdout, stderr = map(os.fsdecode, _communicate(process))
     except BaseException:
         if process.poll() is None:
             process.kill()

@@ -15,7 +15,11 @@ import time
 from typing import Generic
 from typing import TypeVar
 
+from oslo_log import log as logging
+
 from pcow_driver.common import interrupt
+
+LOG = logging.getLogger(__name__)
 
 _Result = TypeVar('_Result')
 
@@ -38,7 +42,8 @@ def each(
     try:
         yield from several.results(math.inf if end is None else end)
     except BaseException:
-        several.clear_up()
+        with interrupt.clearing_up():  # a second signal does not cut that off
+            several.clear_up()
         raise
 
 
@@ -48,6 +53,7 @@ class _Several(Generic[_Result]):
         self._left = collections.deque(names)
         self._results = queue.SimpleQueue[tuple[str, _Result | BaseException]]()
         self._threads = list[threading.Thread]()
+        self._at_work = set[str]()
 
     def results(self, end: float) -> Iterator[tuple[str, _Result | Exception | None]]:
         for _number in range(min(len(self._names), max(_THREADS, os.cpu_count() or 1))):
@@ -77,6 +83,8 @@ class _Several(Generic[_Result]):
         end = time.monotonic() + _CLEARS_UP
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
+        for name in sorted(self._at_work):
+            LOG.error('%s: the command ends, and this has not', name)
 
     def _begin(self) -> None:
         thread = threading.Thread(target=self._do, daemon=True)
@@ -89,7 +97,12 @@ class _Several(Generic[_Result]):
                 name = self._left.popleft()
             except IndexError:
                 return
+            self._at_work.add(name)
             try:
                 self._results.put((name, self._work(name)))
             except BaseException as e:  # of whatever kind: who waits learns of each
                 self._results.put((name, e))
+                if not isinstance(e, Exception):
+                    return
+            finally:
+                self._at_work.discard(name)

@@ -137,8 +137,9 @@ def change(found: domain.Domain, **wanted: Any) -> None:
 def remove(found: domain.Domain) -> None:
     """It has not to run any more; its checkpoints stay.
 
-    :raises StateInvalid:
+    :raises StateInvalid: nothing was changed, or its record could not be deleted
     """
     with records.alone(found.uuid):
+        records.check_mine(found.uuid)
         found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, None)
         records.forget(found.uuid)

@@ -95,13 +95,24 @@ def read(uuid: str) -> Record | None:
     """
     path = path_of(uuid)
     try:
-        return _record(json.loads(durable.read(path)))
+        return _record(json.loads(durable.read(path, own=True)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise exception.StateInvalid(
             path=path, reason=f'{e}; delete the file if its domain need not go on'
         ) from None
+
+
+def check_mine(uuid: str) -> None:
+    """Make sure that this user can keep what becomes of a domain.
+
+    :raises StateInvalid: it has a record, which only another one may change
+    """
+    path = path_of(uuid)
+    if os.path.lexists(path) and not os.access(os.path.dirname(path), os.W_OK, effective_ids=True):
+        reason = 'its domain is protected, and this user cannot note there what becomes of it'
+        raise exception.StateInvalid(path=path, reason=f'{reason}; become root')
 
 
 def all_uuids() -> list[str]:
@@ -135,7 +146,7 @@ def last_fixation() -> float:
     """Seconds since the epoch; 0: there was none since the host was started, or nobody can tell."""
     path = os.path.join(locks.state_path(), _DIRECTORY, _FIXATION)
     try:
-        begun, of_boot = durable.read(path).split()
+        begun, of_boot = durable.read(path, own=True).split()
         return float(begun) if of_boot == boot_id.current() else 0.0
     except (OSError, ValueError):
         return 0.0

@@ -17,6 +17,7 @@ import time
 from oslo_log import log as logging
 
 from pcow_driver.common import exception
+from pcow_driver.common import tool
 from pcow_driver.fixation import automatic
 from pcow_driver.fixation import fixate
 from pcow_driver.fixation import policy
@@ -33,10 +34,19 @@ _HANGS = 30.0  # seconds after which one is among these
 _END = 15.0  # seconds in which what is under way may come to its end
 _RETRY = 60.0  # seconds after a checkpoint that could not be taken, or a recovery
 _LONG = 600.0  # seconds after which a VM that ends did not do so for what it went on from
-# seconds after the fixation of a host that goes down; libvirt-guests.service waits five minutes
-_STAYS_UP = 1800.0
+_STAYS_UP = 1800.0  # seconds after a fixation, if systemd does not end the host then
 _TURN = 0.001  # seconds after which one may have come to its end
 _STEP = 0.1  # seconds in which the loop learns that it has to end
+
+
+def _host_goes_down() -> bool:
+    """Whether systemd ends its services."""
+    try:
+        program = tool.find_system('systemctl', 'systemd')
+        # 1: degraded, starting, ...
+        return tool.run(program, 'is-system-running', ok_exit_codes=(0, 1)).strip() == 'stopping'
+    except exception.PcowError:  # it is not the one that runs here
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +204,7 @@ class Watch:
         """What is true of it now."""
         now = time.time()
         runs_for_long = now - record.since > _LONG
-        fixation = records.last_fixation()
+        fixation = self._outlived_by(record)
         records.write(
             found.uuid,
             dataclasses.replace(
@@ -202,9 +212,17 @@ class Watch:
                 state=records.State.RUNS,
                 paused=found.paused_on_purpose(),
                 tries=0 if runs_for_long else record.tries,
-                outlived=fixation if now - fixation > _STAYS_UP else record.outlived,
+                outlived=fixation,
             ),
         )
+
+    @staticmethod
+    def _outlived_by(record: records.Record) -> float:
+        """The last fixation that was none of a host that went down."""
+        fixation = records.last_fixation()
+        known = fixation == record.outlived or time.time() - fixation <= _STAYS_UP
+        # libvirt-guests may wait for one guest after the other, five minutes each
+        return record.outlived if known or _host_goes_down() else fixation
 
     def _look_at_off(
         self, found: domain.Domain, wanted: policy.Policy, record: records.Record | None

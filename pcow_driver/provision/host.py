@@ -60,7 +60,10 @@ def set_up(group: str | None) -> Iterator[Prepared]:
     for path in dict.fromkeys((state, os.path.abspath(conf.CONF.pcow.pools_path))):
         yield _prepare(path, 0, _ROOTS)
     for name, mode in locks.OWN_MODES.items():
-        yield _prepare(os.path.join(state, name), 0, mode)
+        prepared = _prepare(os.path.join(state, name), 0, mode)
+        if prepared.done == 'changed':
+            _delete_of_others(prepared.path, all_of_it=name == locks.OWN)
+        yield prepared
     if gid:
         for name, mode in _SERVICES.items():
             path = os.path.join(state, name)
@@ -87,6 +90,10 @@ def differences() -> list[str]:
                 found.append(f'{path} is a link, or no directory')
             elif not made and (shared or status.st_uid not in own or status.st_mode & _OTHERS):
                 found.append(f'{path}: {words(status)}')
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(os.path.join(state, locks.PROTECTED)):
+            if entry.stat(follow_symlinks=False).st_uid not in own:
+                found.append(f'{entry.path} is not of root, and is not believed: delete it')
     if len(groups) > 1:
         found.append(f'{state}: {", ".join(sorted(map(group_name, groups)))} share it')
     return found
@@ -125,6 +132,19 @@ def words(status: os.stat_result) -> str:
         owner = str(status.st_uid)
     group = group_name(status.st_gid)
     return f'owner {owner}, group {group}, mode {stat.S_IMODE(status.st_mode):04o}'
+
+
+def _delete_of_others(path: str, *, all_of_it: bool) -> None:
+    """What could be put into a directory of root's when others might write to it.
+
+    :param all_of_it: what is root's as well: somebody else may have it open, and hold its lock
+    """
+    with descriptors.directory_place(path) as place:
+        for name in os.listdir(place):
+            entry = os.path.join(place, name)
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                if all_of_it or os.lstat(entry).st_uid != 0:
+                    os.unlink(entry)
 
 
 def _gid(group: str | None) -> int:

@@ -156,19 +156,21 @@ static bool is_absent(const char *path)
 }
 
 /*
- * The base is yet to come, as when it is about to be renamed. It is the image that the old one was,
- * or it is not opened.
+ * The base is yet to come, as when it is about to be renamed. It is what the old one was, the same
+ * image at the same snapshot or generation, or it is not opened.
  */
 static int record_by_name(const pcow_image *image, const char *base, struct base_record *record,
                           struct pcow_error *error)
 {
     const struct base_record *old = image_base_record(image);
+    struct base_record named;
     pcow_image *none;
-    int ret = base_record_make(record, image->file.path, base, NULL, true, &none, error);
+    int ret = base_record_make(&named, image->file.path, base, NULL, true, &none, error);
 
-    if (ret || !old)
+    if (ret)
         return ret;
-    memcpy(record->uuid, old->uuid, sizeof record->uuid);
+    *record = old ? *old : named;
+    memcpy(record->name, named.name, sizeof record->name);
     record->crc = base_record_crc(record);
     return 0;
 }

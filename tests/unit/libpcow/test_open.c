@@ -199,9 +199,32 @@ static void test_unsafe_rebase_without_a_look(void **state)
     assert_int_equal(rebase_unsafe("renamed"), 0);
     assert_int_equal(rename(scratch("base"), scratch("renamed")), 0);
     pcow_close(must_open(scratch("top"), 0));
+    writer = must_open(scratch("renamed"), PCOW_OPEN_WRITE);
+    MUST(pcow_write(writer, 0, "x", 1, &error));
+    pcow_close(writer);
+    MUST_FAIL(-ESTALE, pcow_open(scratch("top"), 0, NULL, &image, &error));
     assert_int_equal(rebase_unsafe("other"), 0);
     pcow_close(must_create(scratch("other"), 4 * MIB, 0, NULL));
     MUST_FAIL(-ESTALE, pcow_open(scratch("top"), 0, NULL, &image, &error));
+}
+
+/* It stays on the snapshot that it stood on. */
+static void test_unsafe_rebase_of_one_on_a_snapshot(void **state)
+{
+    struct pcow_create_options options = {.base = scratch("base"), .base_snapshot = "s"};
+    pcow_image *base = must_create(scratch("base"), 4 * MIB, 0, NULL), *image;
+
+    (void)state;
+    MUST(pcow_write(base, 0, "then", 4, &error));
+    MUST(pcow_snapshot_create(base, "s", &error));
+    MUST(pcow_write(base, 0, "now.", 4, &error));
+    pcow_close(base);
+    MUST(create("top", options, &error));
+    assert_int_equal(rebase_unsafe("renamed"), 0);
+    assert_int_equal(rename(scratch("base"), scratch("renamed")), 0);
+    image = must_open(scratch("top"), 0);
+    assert_reads(image, 0, "then", 4);
+    pcow_close(image);
 }
 
 static void test_base_that_nobody_has_looked_at(void **state)
@@ -488,6 +511,7 @@ int main(void)
         TEST(test_another_image_in_place_of_the_base),
         TEST(test_base_that_nobody_has_looked_at),
         TEST(test_unsafe_rebase_without_a_look),
+        TEST(test_unsafe_rebase_of_one_on_a_snapshot),
         TEST(test_link_of_another_user),
         TEST(test_chain_that_leads_back_to_itself),
         TEST(test_deep_chain),

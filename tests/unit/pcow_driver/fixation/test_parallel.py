@@ -65,7 +65,47 @@ class ParallelTest(base.TestCase):
                 check=False,
                 timeout=30,
             )
-            self.assertEqual((128 + signal.SIGTERM, b''), (done.returncode, done.stderr), waits)
+            # A program ends with it; who cannot be told is named.
+            names = [] if 'tool' in waits else [b'first', b'last']
+            self.assertEqual(
+                (128 + signal.SIGTERM, names),
+                (done.returncode, [line.split(b':')[0] for line in done.stderr.splitlines()]),
+                waits,
+            )
+
+    def test_two_signals(self) -> None:
+        """The second one does not cut off what the first one has begun to undo."""
+        code = (
+            'import os, signal, threading, time\n'
+            'from pcow_driver.common import interrupt, tool\n'
+            'from pcow_driver.fixation import parallel\n'
+            'interrupt.install()\n'
+            'def work(name):\n'
+            '    try:\n'
+            '        tool.run("/bin/sleep", "60")\n'
+            '    except BaseException:\n'
+            '        with interrupt.clearing_up():\n'
+            '            time.sleep(1)\n'
+            '            print(name, flush=True)\n'
+            '        raise\n'
+            'def kill():\n'
+            '    for _ in range(2):\n'
+            '        time.sleep(0.7)\n'
+            '        os.kill(os.getpid(), signal.SIGTERM)\n'
+            'threading.Thread(target=kill, daemon=True).start()\n'
+            '[*parallel.each(["a", "b"], work, None)]\n'
+        )
+        done = subprocess.run(
+            [sys.executable, '-c', code],
+            cwd=base.TOP,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        self.assertEqual(
+            (128 + signal.SIGTERM, ['a', 'b']), (done.returncode, sorted(done.stdout.split()))
+        )
 
     def test_an_end_of_the_process_in_a_thread(self) -> None:
         def work(_name: str) -> str:

@@ -197,8 +197,16 @@ class WatchTest(base.TestCase):
         self.look()
         records.note_fixation()
         begun = records.last_fixation()
-        for seconds, expected in ((60, 0.0), (watch._STAYS_UP + 1, begun)):
-            with mock.patch.object(time, 'time', new=lambda seconds=seconds: begun + seconds):
+        for seconds, goes_down, expected in (
+            (60, False, 0.0),
+            (watch._STAYS_UP + 1, True, 0.0),
+            (watch._STAYS_UP + 2, False, begun),
+            (watch._STAYS_UP + 3, True, begun),
+        ):
+            with (
+                mock.patch.object(time, 'time', new=lambda seconds=seconds: begun + seconds),
+                mock.patch.object(watch, '_host_goes_down', new=lambda goes=goes_down: goes),
+            ):
                 self.look()
             found = records.read(UUID)
             assert found is not None

@@ -4,6 +4,7 @@
 import grp
 import os
 from pathlib import Path
+import shutil
 import stat
 import subprocess
 import sys
@@ -73,7 +74,10 @@ class HostTest(base.TestCase):
         self.state.chmod(0o2775)
         (self.state / 'exports').chmod(0o700)
         for name in locks.OWN_MODES:
-            (self.state / name).chmod(0o2775)
+            (self.state / name).chmod(0o2777)
+            for owner in ('root', 'nobody'):
+                (self.state / name / owner).touch()
+                shutil.chown(self.state / name / owner, owner)
             self.assertTrue(any(f'{name}:' in words for words in host.differences()), name)
         self.assertEqual(
             {'state', 'exports', *locks.OWN_MODES},
@@ -81,6 +85,29 @@ class HostTest(base.TestCase):
         )
         self.check()
         self.assertEqual([], host.differences())
+        # of root's own a service may have the lock
+        self.assertEqual([], os.listdir(self.state / 'own-locks'))
+        self.assertEqual(['root'], os.listdir(self.state / 'protected'))
+
+    def test_a_record_of_another_user(self) -> None:
+        self.set_up()
+        record = self.state / 'protected' / '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6.json'
+        record.write_text('{"state": "fixated", "checkpoint": "old"}')
+        self.assertIsNotNone(records.read(record.stem))
+        shutil.chown(record, 'nobody')
+        with self.assertRaisesRegex(exception.StateInvalid, 'another user'):
+            records.read(record.stem)
+        self.assertTrue(any(str(record) in words for words in host.differences()))
+
+    def test_who_cannot_keep_a_record(self) -> None:
+        """He neither takes a protected domain back, nor ends its protection."""
+        self.set_up()
+        records.write('x', records.Record(records.State.RUNS))
+        records.check_mine('x')
+        with mock.patch.object(os, 'access', return_value=False):
+            records.check_mine('y')
+            with self.assertRaisesRegex(exception.StateInvalid, 'become root'):
+                records.check_mine('x')
 
     def test_what_root_needs_first(self) -> None:
         """Before the host is set up anew, on one that was set up for an earlier version."""
