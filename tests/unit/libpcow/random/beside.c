@@ -20,6 +20,8 @@
 /* without progress, in a pool that can grow, until it does */
 #define STUCK_MS 300u
 #define HANG_MS 20000u                /* without progress at all */
+/* rounds of the ticker until a guest that stands still is signalled */
+#define IDLE_ROUNDS 16u
 
 static void filler_path(const struct world *world, const char *name, char *path, size_t size)
 {
@@ -201,12 +203,28 @@ static void grow_pool(const struct world *world, unsigned mebibytes)
     mount("pcow-test", world->place->directory, "tmpfs", MS_REMOUNT, options);
 }
 
+/*
+ * On a full pool a store may take longer than there is time between two signals: a guest that has
+ * come to nothing since the last one has to wait for the next, or it would only handle signals.
+ */
+static void signal_guests(struct world *world, unsigned reached[GUESTS], bool all)
+{
+    for (unsigned i = 0; i < GUESTS; i++) {
+        unsigned now = atomic_load(&world->guest[i].reached);
+
+        if (atomic_load(&world->hold_ticker) || (now == reached[i] && !all))
+            continue;
+        reached[i] = now;
+        pthread_kill(world->guest[i].thread, SIGUSR1);
+    }
+}
+
 /* Signals to the guests; and who waits for space shall find some in the end. */
 static void *tick(void *opaque)
 {
     struct world *world = opaque;
     uint64_t seed = world->first_seed ^ UINT64_C(0x165667b19e3779f9), seen = 0, idle_ms = 0;
-    unsigned mebibytes = world->place->mebibytes;
+    unsigned mebibytes = world->place->mebibytes, reached[GUESTS] = {0};
     /* Where DAX is, an emulator may be: it would do nothing but handle signals. */
     unsigned pace = world->place->is_given ? 10 : 1;
 
@@ -220,9 +238,7 @@ static void *tick(void *opaque)
             grow_pool(world, mebibytes += 8);
         if (idle_ms > pace * HANG_MS)
             wrong(world, "nothing goes on");
-        for (unsigned i = 0; i < GUESTS; i++)
-            if (!atomic_load(&world->hold_ticker))
-                pthread_kill(world->guest[i].thread, SIGUSR1);
+        signal_guests(world, reached, round % IDLE_ROUNDS == 0);
     }
     return NULL;
 }

@@ -57,6 +57,7 @@ struct guest {
     bool sequential;
     _Atomic bool takes_signals;
     _Atomic unsigned in_handlers;
+    _Atomic unsigned reached;          /* accesses that it is through with */
     _Atomic unsigned turn;             /* bursts that were asked for, */
     _Atomic unsigned done;             /* and are over */
 };
