@@ -267,6 +267,14 @@ class Domain:
         """Path of the image that is its RAM, as it is now; None: its RAM is none."""
         return libvirt_xml.ram(self._domain.XMLDesc(0))
 
+    def is_checkpoint(self, name: str) -> bool:
+        """Whether the image that is its RAM keeps a state of the whole VM by that name."""
+        ram = self.ram()
+        return ram is not None and any(
+            snapshot.name == name and snapshot.vm_state_size
+            for snapshot in image.snapshot_list(ram, force_share=self.active())
+        )
+
     def writable(self) -> list[str]:
         """Paths of the images that its guest stores to: its RAM first, then its NVDIMMs.
 
@@ -389,7 +397,7 @@ class Domain:
         """
         names.check_snapshot_name(name)
         found = self.select(device)
-        if not image_only and self._is_checkpoint(name):
+        if not image_only and self.is_checkpoint(name):
             raise exception.DomainInvalid(
                 domain=self.name,
                 reason=(
@@ -446,7 +454,7 @@ class Domain:
         """
         names.check_snapshot_name(name)
         found = self.select(device)
-        if self._is_checkpoint(name):
+        if self.is_checkpoint(name):
             raise exception.DomainInvalid(
                 domain=self.name,
                 reason=(
@@ -490,7 +498,7 @@ class Domain:
                     f'cannot be renamed'
                 ),
             )
-        if self._is_checkpoint(name):
+        if self.is_checkpoint(name):
             raise exception.DomainInvalid(
                 domain=self.name,
                 reason=f'{name} is a checkpoint of the whole VM: it cannot be renamed',
@@ -602,14 +610,6 @@ class Domain:
             snapshot for snapshot in self._domain.listAllSnapshots() if snapshot.getName() == name
         ]
         return found[0] if found else None
-
-    def _is_checkpoint(self, name: str) -> bool:
-        """Whether the image that is its RAM keeps a state of the whole VM by that name."""
-        ram = self.ram()
-        return ram is not None and any(
-            snapshot.name == name and snapshot.vm_state_size
-            for snapshot in image.snapshot_list(ram, force_share=self.active())
-        )
 
     def _running(self) -> bool:
         state, _reason = self._domain.state()

@@ -200,6 +200,16 @@ def nvdimms(domain_xml: str) -> list[Nvdimm]:
     ]
 
 
+def ram_metadata(path: str) -> ET.Element:
+    """What the ``<metadata>`` of a domain says whose RAM is an image.
+
+    :raises XmlInvalid:
+    """
+    if not os.path.isabs(path):
+        raise exception.XmlInvalid(reason=f'the image path {path} is not absolute')
+    return ET.Element(_RAM, path=path)
+
+
 def add_ram(domain: ET.Element, path: str) -> None:
     """Have an image be the guest's RAM.
 
@@ -209,12 +219,11 @@ def add_ram(domain: ET.Element, path: str) -> None:
     :param path: of the image, whose virtual size is the RAM
     :raises XmlInvalid:
     """
-    if not os.path.isabs(path):
-        raise exception.XmlInvalid(reason=f'the image path {path} is not absolute')
+    element = ram_metadata(path)
     metadata = domain.find('metadata')
     if metadata is None:
         metadata = ET.SubElement(domain, 'metadata')
-    ET.SubElement(metadata, _RAM, path=path)
+    metadata.append(element)
     backing = ET.SubElement(domain, 'memoryBacking')
     ET.SubElement(backing, 'source', type='file')
     ET.SubElement(backing, 'access', mode='shared')
