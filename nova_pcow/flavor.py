@@ -15,6 +15,7 @@ from oslo_utils import strutils
 
 from pcow_driver.common import exception
 from pcow_driver.common import units
+from pcow_driver.images import image
 from pcow_driver.virt import disk_xml
 
 RESOURCE_CLASS = 'CUSTOM_PCOW_MB'
@@ -30,7 +31,8 @@ ROOT_SPEC = f'{PREFIX}root'
 DATA_SPEC = f'{PREFIX}data_mb'
 FORMAT_SPEC = f'{PREFIX}data_format'
 BUS_SPEC = f'{PREFIX}bus'  # a property of images as well
-KNOWN_SPECS = (ROOT_SPEC, DATA_SPEC, FORMAT_SPEC, BUS_SPEC)
+RAM_SPEC = f'{PREFIX}ram'
+KNOWN_SPECS = (ROOT_SPEC, DATA_SPEC, FORMAT_SPEC, BUS_SPEC, RAM_SPEC)
 # in the system metadata of an instance, where Nova keeps the properties of its image
 _IMAGE_BUS = f'image_{BUS_SPEC}'
 FORMATS = ('none', 'ext4', 'xfs')
@@ -73,6 +75,7 @@ class PcowFlavor:
     data: tuple[DataDevice, ...]
     required_traits: frozenset[str]  # that a pool must have, of those in this module
     bus: str = disk_xml.PMEM  # one of disk_xml.BUSES: how the guest sees the root
+    ram_size: int | None = None  # None: its RAM is the host's
 
     @property
     def root(self) -> bool:
@@ -87,6 +90,18 @@ class PcowFlavor:
     def root_is_disk(self) -> bool:
         """Whether the root is a pcow image that the guest sees as a disk."""
         return self.root and self.bus == disk_xml.VIRTIO
+
+    @property
+    def has_ram(self) -> bool:
+        """Whether the guest's RAM is a pcow image."""
+        return self.ram_size is not None
+
+    @property
+    def has_carrier(self) -> bool:
+        """Whether there is a disk that only holds the state of a suspended server. With its RAM on
+        an image there is none: a disk that the guest can write to is no part of a checkpoint.
+        """
+        return self.root_is_memory and not self.has_ram
 
     @property
     def has_memory(self) -> bool:
@@ -187,35 +202,32 @@ def _bus(name: str, extra_specs: Mapping[str, str], metadata: Mapping[str, str])
     return bus
 
 
-def parse(flavor: Any, metadata: Mapping[str, str] | None = None) -> PcowFlavor:
-    """The persistent memory that a flavor (nova.objects.Flavor) gives a server.
-
-    The root has the flavor's disk size; if that is 0, what ``resources:CUSTOM_PCOW_MB`` leaves
-    beside the data devices.
-
-    :param metadata: system metadata of the server (nova.objects.Instance.system_metadata), which
-        has the properties of its image; None: of an image without any
-    :raises FlavorInvalid: malformed, or the resources do not cover the sizes
-    :raises ImagePropertyInvalid:
-    """
-    extra_specs: Mapping[str, str] = flavor.extra_specs or {}
-    name = str(flavor.name)
+def _is_true(name: str, extra_specs: Mapping[str, str], key: str) -> bool:
     try:
-        root = strutils.bool_from_string(extra_specs.get(ROOT_SPEC, 'false'), strict=True)
+        return bool(strutils.bool_from_string(extra_specs.get(key, 'false'), strict=True))
     except ValueError:
-        raise FlavorInvalid(flavor=name, reason=f'{ROOT_SPEC} is true or false') from None
-    data = _data_devices(name, extra_specs)
-    traits = frozenset(
-        match[1]
-        for key, value in extra_specs.items()
-        if (match := _REQUIRED.fullmatch(key)) and value == 'required'
-    )
-    if BUS_SPEC in extra_specs and not root:
+        raise FlavorInvalid(flavor=name, reason=f'{key} is true or false') from None
+
+
+def _check_root_of(name: str, extra_specs: Mapping[str, str], *, ram: bool) -> None:
+    """Of a flavor whose root is none of ours."""
+    if BUS_SPEC in extra_specs:
         raise FlavorInvalid(flavor=name, reason=f'{BUS_SPEC} without {ROOT_SPEC}')
-    if not root and not data:
-        return PcowFlavor(name, None, (), traits)
-    bus = _bus(name, extra_specs, metadata or {}) if root else disk_xml.PMEM
-    if data and bus == disk_xml.VIRTIO:
+    if ram:
+        raise FlavorInvalid(
+            flavor=name,
+            reason=(
+                f'{RAM_SPEC} without {ROOT_SPEC}: it is for checkpoints of the whole server, and a '
+                f'root on a disk of Nova would be no part of them'
+            ),
+        )
+
+
+def _check_carried(name: str, bus: str, *, data: bool, ram: bool) -> None:
+    """Of a root that is a disk, what goes with memory only is refused."""
+    if bus != disk_xml.VIRTIO:
+        return
+    if data:
         raise FlavorInvalid(
             flavor=name,
             reason=(
@@ -224,22 +236,81 @@ def parse(flavor: Any, metadata: Mapping[str, str] | None = None) -> PcowFlavor:
                 f'without them, and volumes in their place'
             ),
         )
-    claimed, data_size = _claimed(extra_specs), sum(device.size for device in data)
-    root_size = None
-    if root:
-        root_size = (
-            flavor.root_gb * units.GIB or (claimed - data_size) // units.SLAB_SIZE * units.SLAB_SIZE
-        )
-    if (root_size or 0) + data_size > claimed or root_size == 0 or (root_size or 0) < 0:
+    if ram:
         raise FlavorInvalid(
             flavor=name,
             reason=(
-                f'it takes {((root_size or 0) + data_size) // units.MIB} MiB of pools and claims '
-                f'{claimed // units.MIB}: set its '
-                f'property resources:{RESOURCE_CLASS} to what its root and data devices need'
+                f'{RAM_SPEC} is for checkpoints, and a root with {BUS_SPEC}={bus} (of the flavor '
+                f'or of the image) would be no part of them: take a flavor without {RAM_SPEC}'
             ),
         )
-    return PcowFlavor(name, root_size, data, traits, bus)
+
+
+def _ram_size(name: str, flavor: Any) -> int:
+    size = int(flavor.memory_mb) * units.MIB
+    try:
+        image.check_virtual_size(size)
+    except exception.InvalidSize as e:
+        raise FlavorInvalid(
+            flavor=name, reason=f'its RAM is to be an image ({RAM_SPEC}), and cannot be: {e}'
+        ) from None
+    # a flavor has '' for no swap where it comes from the API
+    if flavor.ephemeral_gb or int(flavor.swap or 0):
+        raise FlavorInvalid(
+            flavor=name,
+            reason=(
+                f'it has ephemeral disks or swap, and {RAM_SPEC} is for checkpoints, which are '
+                f'refused with a disk that the guest can write to: take {DATA_SPEC} in their place'
+            ),
+        )
+    return size
+
+
+def parse(flavor: Any, metadata: Mapping[str, str] | None = None) -> PcowFlavor:
+    """The persistent memory that a flavor (nova.objects.Flavor) gives a server.
+
+    The root has the flavor's disk size; if that is 0, what ``resources:CUSTOM_PCOW_MB`` leaves
+    beside the data devices and the RAM.
+
+    :param metadata: system metadata of the server (nova.objects.Instance.system_metadata), which
+        has the properties of its image; None: of an image without any
+    :raises FlavorInvalid: malformed, or the resources do not cover the sizes
+    :raises ImagePropertyInvalid:
+    """
+    extra_specs: Mapping[str, str] = flavor.extra_specs or {}
+    name = str(flavor.name)
+    root, ram = (_is_true(name, extra_specs, key) for key in (ROOT_SPEC, RAM_SPEC))
+    data = _data_devices(name, extra_specs)
+    traits = frozenset(
+        match[1]
+        for key, value in extra_specs.items()
+        if (match := _REQUIRED.fullmatch(key)) and value == 'required'
+    )
+    if not root:
+        _check_root_of(name, extra_specs, ram=ram)
+    if not root and not data:
+        return PcowFlavor(name, None, (), traits)
+    bus = _bus(name, extra_specs, metadata or {}) if root else disk_xml.PMEM
+    _check_carried(name, bus, data=bool(data), ram=ram)
+    ram_size = _ram_size(name, flavor) if ram else None
+    claimed = _claimed(extra_specs)
+    others = sum(device.size for device in data) + (ram_size or 0)
+    root_size = None
+    if root:
+        root_size = (
+            flavor.root_gb * units.GIB or (claimed - others) // units.SLAB_SIZE * units.SLAB_SIZE
+        )
+    if (root_size or 0) + others > claimed or root_size == 0 or (root_size or 0) < 0:
+        raise FlavorInvalid(
+            flavor=name,
+            reason=(
+                f'it takes {((root_size or 0) + others) // units.MIB} MiB of pools and claims '
+                f'{claimed // units.MIB}: set its '
+                f'property resources:{RESOURCE_CLASS} to what its '
+                f'{"root, RAM" if ram else "root"} and data devices need'
+            ),
+        )
+    return PcowFlavor(name, root_size, data, traits, bus, ram_size)
 
 
 def of(instance: Any) -> PcowFlavor:

@@ -104,10 +104,12 @@ def offer(pool: pool_module.Pool) -> Offer:
 
 def _claimed(item: pool_module.ListedImage) -> int:
     """Bytes that a server claims of what is provisioned for its image: the virtual size without the
-    DAX info block.
+    DAX info block, which RAM has not.
     """
     if item.summary is None or item.summary.sealed or not item.name.startswith(names.SERVER_PREFIX):
         return 0
+    if item.name.endswith(names.RAM_SUFFIX):
+        return item.summary.virtual_size
     return item.summary.virtual_size - info_block.data_offset(
         item.summary.virtual_size, info_block.PageMap.RAM
     )

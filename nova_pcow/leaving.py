@@ -33,7 +33,7 @@ def check(instance: Any) -> None:
 
 def _check_no_data(instance: Any, way_out: str) -> None:
     devices = ', '.join(
-        item.role for item in storage.find(instance.uuid) if item.role != storage.ROOT
+        item.role for item in storage.devices(instance.uuid) if item.role != storage.ROOT
     )
     if (
         not devices

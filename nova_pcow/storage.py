@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of servers: a root on the template of its Glance image and data devices, in one pool
-of the host.
+"""The images of servers: a root on the template of its Glance image, data devices and the guest's
+RAM, in one pool of the host.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from pcow_driver.pools import staging
 from pcow_driver.templates import template
 from pcow_driver.templates import template_cache
 from pcow_driver.virt import libvirt_xml
+from pcow_driver.vm import ram as vm_ram
 
 LOG = logging.getLogger(__name__)
 
 ROOT = 'root'
-_ROLE = re.compile(r'root|data[0-9]{1,2}')
+RAM = names.RAM_SUFFIX.removeprefix('-')
+_ROLE = re.compile(rf'{ROOT}|data[0-9]{{1,2}}|{RAM}')
 _MKFS = {
     'ext4': (
         'mkfs.ext4',
@@ -70,7 +72,7 @@ class RootSource:
 class ServerImage:
     """One image of a server."""
 
-    role: str  # 'root', 'data0', 'data1', ...
+    role: str  # 'root', 'data0', 'data1', ..., 'ram'
     pool: pool_module.Pool
     path: str
 
@@ -97,7 +99,9 @@ def image_name(uuid: str, role: str) -> str:
 
 
 def find(uuid: str) -> list[ServerImage]:
-    """The images of a server on this host: its root first, then the data devices in order."""
+    """The images of a server on this host: its root first, then the data devices in order, and its
+    RAM last.
+    """
     prefix, found = image_name(uuid, ''), []
     for pool in inventory.pools():
         for entry in os.scandir(pool.path):
@@ -105,11 +109,20 @@ def find(uuid: str) -> list[ServerImage]:
             if entry.name == f'{prefix}{role}{names.IMAGE_SUFFIX}' and _ROLE.fullmatch(role):
                 if entry.is_file(follow_symlinks=False):
                     found.append(ServerImage(role, pool, entry.path))
-    return sorted(found, key=lambda item: (item.role != ROOT, len(item.role), item.role))
+    return sorted(
+        found, key=lambda item: (item.role != ROOT, item.role == RAM, len(item.role), item.role)
+    )
+
+
+def devices(uuid: str) -> list[ServerImage]:
+    """Those of :func:`find` that the guest has as persistent memory or as its disk."""
+    return [item for item in find(uuid) if item.role != RAM]
 
 
 def missing_roles(uuid: str, wanted: flavor_module.PcowFlavor) -> list[str]:
-    """What a server should have by its flavor and has not on this host."""
+    """What a server should have by its flavor and has not on this host. Its RAM is not among that:
+    it holds nothing of a guest that is off, and is made whenever one starts without it.
+    """
     roles = [ROOT] * wanted.root + [data_role(number) for number in range(len(wanted.data))]
     there = {item.role for item in find(uuid)}
     return [role for role in roles if role not in there]
@@ -139,6 +152,9 @@ def create(
                 name = image_name(uuid, data_role(number))
                 _create_data(name, data, number, pool)
                 made.append(name)
+        if wanted.ram_size is not None and RAM not in {item.role for item in find(uuid)}:
+            vm_ram.provide(pool, image_name(uuid, RAM), wanted.ram_size)
+            made.append(image_name(uuid, RAM))
         undo.pop_all()
     return made
 
@@ -438,7 +454,7 @@ def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvd
     :raises ServerStorageError: as :func:`check_startable`
     """
     check_startable(uuid, wanted)
-    return [nvdimm(item.path, item.pool, item.alias) for item in find(uuid)]
+    return [nvdimm(item.path, item.pool, item.alias) for item in devices(uuid)]
 
 
 def nvdimm(path: str, pool: pool_module.Pool | None, alias: str) -> libvirt_xml.Nvdimm:

@@ -18,7 +18,7 @@ def register() -> list[base.ExtraSpecValidator]:
             name=flavor.ROOT_SPEC,
             description='Whether the root of the server is in persistent memory. The root has the '
             'disk size of the flavor; if that '
-            'is 0, what resources:CUSTOM_PCOW_MB leaves beside the data devices.',
+            'is 0, what resources:CUSTOM_PCOW_MB leaves beside the data devices and the RAM.',
             value={'type': bool, 'description': 'Whether the root is in persistent memory.'},
         ),
         base.ExtraSpecValidator(
@@ -30,6 +30,12 @@ def register() -> list[base.ExtraSpecValidator]:
                 'description': f'One of {", ".join(disk_xml.BUSES)}.',
                 'enum': list(disk_xml.BUSES),
             },
+        ),
+        base.ExtraSpecValidator(
+            name=flavor.RAM_SPEC,
+            description='Whether the RAM of the guest is an image in the pool of its root, so that '
+            'checkpoints of the whole server can be taken on its host. It needs pcow:root.',
+            value={'type': bool, 'description': 'Whether the RAM is an image.'},
         ),
         base.ExtraSpecValidator(
             name=flavor.DATA_SPEC,
