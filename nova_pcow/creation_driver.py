@@ -18,6 +18,7 @@ from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import live_migration_driver
+from nova_pcow import ram
 from nova_pcow import rebuild as rebuild_module
 from nova_pcow import storage
 from pcow_driver.common import exception
@@ -121,6 +122,8 @@ class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
             config.check_firmware(
                 instance.flavor, instance.image_meta, has_kernel=bool(instance.kernel_id)
             )
+        if wanted.has_ram:
+            ram.check(instance.flavor, instance.image_meta)
         return self._root_source(context, instance, instance.image_ref)
 
     def _root_source(self, context: Any, instance: Any, image_id: str) -> storage.RootSource:

@@ -5,11 +5,9 @@ holds the state of a suspended one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any
 
-from nova import exception as nova_exception
 from nova.compute import vm_states
 from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import utils as libvirt_utils
@@ -20,9 +18,9 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import leaving
 from nova_pcow import migration as migration_module
 from nova_pcow import move_driver
+from nova_pcow import ram
 from nova_pcow import rebuild as rebuild_module
 from nova_pcow import root_disk
-from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
 from pcow_driver.common import units
 
@@ -43,7 +41,7 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
         injection_info: Any,
         fallback_from_host: Any,
     ) -> bool:
-        """The root is there already; where it is memory, there is a disk in its place that only
+        """The root is there already; where it is memory, there may be a disk in its place that only
         holds the state of a suspended server.
         """
         if suffix or not flavor_module.is_pcow(instance) or not flavor_module.of(instance).root:
@@ -60,7 +58,7 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
                 )
             )
         path = self._carrier(instance)
-        if not flavor_module.of(instance).root_is_memory or os.path.exists(path):
+        if not flavor_module.of(instance).has_carrier or os.path.exists(path):
             return False
         libvirt_utils.create_image(path, 'qcow2', _CARRIER_SIZE)
         return True
@@ -89,23 +87,25 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
             or 'disk' not in disk_info['mapping']
         ):
             return list(devices)
-        mapping = disk_info['mapping']['disk']
-        return [
-            self._root_config(instance, mapping, item)
-            if isinstance(item, vconfig.LibvirtConfigGuestDisk)
-            and item.target_dev == mapping['dev']
-            else item
-            for item in devices
-        ]
+        mapping, found = disk_info['mapping']['disk'], []
+        for item in devices:
+            is_root = (
+                isinstance(item, vconfig.LibvirtConfigGuestDisk)
+                and item.target_dev == mapping['dev']
+            )
+            found += self._root_config(instance, mapping, item) if is_root else [item]
+        return found
 
     def _root_config(
         self, instance: Any, mapping: Any, item: vconfig.LibvirtConfigGuestDisk
-    ) -> vconfig.LibvirtConfigGuestDisk:
+    ) -> list[vconfig.LibvirtConfigGuestDisk]:
         """What the server has in place of the disk that Nova gives it."""
-        if flavor_module.of(instance).root_is_memory:
-            return self._carrier_config(instance, mapping)
-        with errors.internal():
-            return root_disk.RootDisk(item, instance.uuid, storage.root(instance.uuid).path)
+        wanted = flavor_module.of(instance)
+        if wanted.root_is_disk:
+            with errors.internal():
+                path = storage.root(instance.uuid).path
+            return [root_disk.RootDisk(item, instance.uuid, path)]
+        return [self._carrier_config(instance, mapping)] if wanted.has_carrier else []
 
     def _carrier_config(self, instance: Any, mapping: Any) -> vconfig.LibvirtConfigGuestDisk:
         """Whatever images_type is, its format is qcow2."""
@@ -164,6 +164,10 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
             config.add_memory_devices(guest, devices)
             if wanted.root and not rescue:
                 config.boot_from_pmem(guest, image_meta)
+            # The RAM of a rescue is the host's: its disks are no part of a checkpoint, and a revert
+            # would tear what it mends.
+            if wanted.ram_size is not None and not rescue:
+                return ram.RamGuest(guest, ram.provide(instance.uuid, wanted.ram_size))
         return guest
 
     def _hard_reboot(
@@ -188,8 +192,7 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
                 storage.check_class(instance.uuid, flavor_module.of(instance))
                 self._emulator.path()
                 config.shim_files(instance)
-            with contextlib.suppress(nova_exception.InstanceNotFound):
-                snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
+            self._forget_suspended(instance)
             if instance.vm_state not in (vm_states.RESIZED, vm_states.ERROR):
                 migration_module.forget(instance.uuid, self._domain(instance))
             with errors.internal():

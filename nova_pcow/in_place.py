@@ -117,6 +117,13 @@ class Server:
                 server=self.name,
                 reason=f'it has no snapshot {name}; there are: {", ".join(known) or "none"}',
             )
+        if self.domain.is_checkpoint(name):
+            raise ServerRefused(
+                server=self.name,
+                reason=(
+                    f'{name} is a checkpoint of it, with its RAM and devices: use pcowctl vm revert'
+                ),
+            )
         self._check_state(have)
         if self.domain.active():
             self._revert_active(name, chosen, have, reset)
@@ -177,6 +184,7 @@ class Server:
         if not self.domain.active() and (
             self.domain.saved()
             or reserved.SUSPENDED in {item.getName() for item in self._virtual.listAllSnapshots()}
+            or self.domain.is_checkpoint(reserved.SUSPENDED)
         ):
             raise ServerRefused(
                 server=self.name,

@@ -34,7 +34,7 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
     ) -> Any:
         if flavor_module.is_pcow(instance):
             with errors.refuse_live_migration():
-                live_migration.check_bus(flavor_module.of(instance))
+                live_migration.check_carried(flavor_module.of(instance))
                 self._emulator.check_migrates()
                 config.shim_files(instance)
                 if self._domain(instance) is not None:

@@ -106,8 +106,15 @@ def get(migrate_data: Any) -> Any:
     return next((item.connection_info for item in others if item.serial == _SERIAL), None)
 
 
-def check_bus(wanted: flavor_module.PcowFlavor) -> None:
-    """:raises LiveMigrationRefused: QEMU does not carry the image of the server"""
+def check_carried(wanted: flavor_module.PcowFlavor) -> None:
+    """:raises LiveMigrationRefused: QEMU does not carry an image of the server"""
+    if wanted.has_ram:
+        raise LiveMigrationRefused(
+            reason=(
+                f'the RAM of the server is an image ({flavor_module.RAM_SPEC}), which stays where '
+                f'it is: stop the server and migrate it then (openstack server migrate)'
+            )
+        )
     if wanted.root_is_disk:
         raise LiveMigrationRefused(
             reason=(

@@ -69,7 +69,7 @@ class LiveMigrationLibvirtDriver(live_arrival_driver.LiveArrivalLibvirtDriver):
                 context, instance, dest_check_data, block_device_info
             )
         with errors.refuse_live_migration():
-            live_migration.check_bus(flavor_module.of(instance))
+            live_migration.check_carried(flavor_module.of(instance))
             self._emulator.check_migrates()
             if self._is_post_copy_enabled(self._block_migration_flags):
                 raise live_migration.LiveMigrationRefused(

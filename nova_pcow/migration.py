@@ -22,6 +22,7 @@ from oslo_log import log as logging
 
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
+from nova_pcow import ram
 from nova_pcow import reserved
 from nova_pcow import storage
 from nova_pcow import travel_base
@@ -208,7 +209,7 @@ def check_travels(uuid: str) -> None:
 
     :raises PcowError: an image stands on something else than the template it was made on
     """
-    for item in storage.find(uuid):
+    for item in storage.devices(uuid):
         info = image.info(item.path, force_share=True)
         if info.base_snapshot is not None:
             raise storage.ServerStorageError(
@@ -513,7 +514,7 @@ def check_stays(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
 
     :raises PcowError: no room, or the pool is not of the class that the flavor requires
     """
-    sizes, there = _sizes(wanted), storage.find(uuid)
+    sizes, there = _sizes(wanted), storage.devices(uuid)
     for item in there:
         missing = wanted.required_traits - inventory.traits(item.pool)
         if missing:
@@ -527,6 +528,7 @@ def check_stays(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
             )
     now = {item.role: device.window(item.path, force_share=True).size for item in there}
     more = sum(max(0, size - now.get(role, 0)) for role, size in sizes.items())
+    more += ram.growth(uuid, wanted)
     if there and more:
         there[0].pool.check_room(more)  # a server lies in one
 

@@ -19,6 +19,7 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import live_migration
 from nova_pcow import migration as migration_module
+from nova_pcow import ram
 from nova_pcow import resize_claims
 from nova_pcow import shared
 from nova_pcow import storage
@@ -53,6 +54,9 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
                 config.check_firmware(
                     flavor, instance.image_meta, has_kernel=bool(instance.kernel_id)
                 )
+            if new.has_ram:
+                ram.check(flavor, instance.image_meta)
+            ram.check_no_checkpoints(instance.uuid)
             storage.check_complete(instance.uuid, old)
         arguments = (
             context,
@@ -182,6 +186,7 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
     ) -> None:
         if storage.find(instance.uuid):
             with errors.fail_migration():
+                ram.drop(instance.uuid)  # with checkpoints of the time since
                 migration_module.revert(instance.uuid, flavor_module.of(instance), migration.id)
         super().finish_revert_migration(
             context, instance, network_info, migration, block_device_info, power_on, **later

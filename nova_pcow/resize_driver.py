@@ -19,6 +19,7 @@ import oslo_messaging
 
 from nova_pcow import config
 from nova_pcow import migration as migration_module
+from nova_pcow import ram
 from nova_pcow import shared
 from nova_pcow import snapshot_driver
 from nova_pcow import storage
@@ -39,6 +40,7 @@ class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         # super() renames it, and makes a new one only if it is shared
         is_shared = os.path.isdir(directory)
         try:
+            ram.give_up(instance.uuid)  # of the old size, on the old host
             if dest is None:
                 migration_module.mark(instance.uuid, instance.migration_context.migration_id)
                 return disk_info

@@ -205,8 +205,8 @@ def suspend_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def resume_errors() -> Iterator[None]:
-    """:raises InstanceResumeFailure: libvirt refused it; the server is still suspended"""
+    """:raises InstanceResumeFailure: it was refused; the server is still suspended"""
     try:
         yield
-    except _libvirt().libvirtError as e:
+    except (exception.PcowError, _libvirt().libvirtError) as e:
         raise nova_exception.InstanceResumeFailure(reason=str(e)) from e

@@ -17,6 +17,7 @@ from oslo_utils import fileutils
 
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
+from nova_pcow import ram
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
 from nova_pcow import volume_driver
@@ -65,10 +66,12 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
             super().suspend(context, instance)
             return
         virtual = self._host.get_guest(instance)._domain
+        found = domain.Domain(self._host.get_connection(), instance.name)
         with snapshot_module.suspend_errors():
-            snapshot_module.suspend(
-                virtual, domain.Domain(self._host.get_connection(), instance.name)
-            )
+            if flavor_module.of(instance).has_ram:
+                ram.suspend(found)
+            else:
+                snapshot_module.suspend(virtual, found)
 
     def resume(
         self,
@@ -78,17 +81,28 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         block_device_info: Any = None,
         share_info: Any = None,
     ) -> None:
-        if (
-            not flavor_module.is_pcow(instance)
-            or snapshot_module.suspended(self._host.get_guest(instance)._domain) is None
+        guest = self._host.get_guest(instance) if flavor_module.is_pcow(instance) else None
+        has_ram = guest is not None and flavor_module.of(instance).has_ram
+        found = domain.Domain(self._host.get_connection(), instance.name) if has_ram else None
+        if guest is None or not (
+            snapshot_module.suspended(guest._domain) is not None
+            or (found is not None and ram.is_suspended(found))
         ):
             super().resume(context, instance, network_info, block_device_info, share_info)
             return
         self.plug_vifs(instance, network_info)
-        guest = self._host.get_guest(instance)
         with snapshot_module.resume_errors():
-            snapshot_module.resume(guest._domain)
+            if found is None:
+                snapshot_module.resume(guest._domain)
+            else:
+                ram.resume(found)
         guest.sync_guest_time()
+
+    def _forget_suspended(self, instance: Any) -> None:
+        """Give up the state that a suspended server would resume from, if it is one."""
+        with contextlib.suppress(nova_exception.InstanceNotFound):
+            snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
+            ram.forget_suspended(domain.Domain(self._host.get_connection(), instance.name))
 
     def _undefine_domain(
         self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False
@@ -97,4 +111,5 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         if flavor_module.is_pcow(instance):
             with contextlib.suppress(nova_exception.InstanceNotFound):
                 snapshot_module.forget_all(self._host.get_guest(instance)._domain)
+                ram.forget_suspended(domain.Domain(self._host.get_connection(), instance.name))
         super()._undefine_domain(instance, keep_vtpm=keep_vtpm, keep_nvram=keep_nvram)

@@ -75,10 +75,10 @@ class ParseTest(oslotest_base.BaseTestCase):
         flavor.check_resize(parse(root='true', bus='virtio'), parse(root='true'))
 
     def test_live_migration(self) -> None:
-        live_migration.check_bus(parse(root='true'))
+        live_migration.check_carried(parse(root='true'))
         error = self.assertRaises(
             live_migration.LiveMigrationRefused,
-            live_migration.check_bus,
+            live_migration.check_carried,
             parse(root='true', bus='virtio'),
         )
         self.assertIn('openstack server migrate', str(error))

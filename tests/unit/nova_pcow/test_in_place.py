@@ -13,6 +13,7 @@ from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.pools import registry
 from pcow_driver.virt import libvirt_xml
+from tests.unit.nova_pcow import checkpoints
 from tests.unit.pcow_driver import base
 
 _UUID = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
@@ -182,6 +183,22 @@ class ServerTest(base.TestCase):
             '<devices>', '<devices><disk><source file="/x/disk.rescue"/></disk>'
         )
         self.refused('rescue mode')
+
+    def test_checkpoint(self) -> None:
+        """Its RAM would stay what it is."""
+        self.useFixture(checkpoints.Checkpoints())
+        self.changed()
+        ram = self.pool.create_image(f'server-{_UUID}-ram', size=2 * units.MIB)
+        for path in (*self.paths, ram):
+            image.snapshot_create(path, checkpoints.WARM)
+        root = libvirt_xml.parse(self.domain.xml)
+        libvirt_xml.add_ram(root, ram)
+        self.domain.xml = libvirt_xml.to_string(root)
+        self.refused('use pcowctl vm revert', checkpoints.WARM)
+        image.snapshot_create(ram, 'nova-suspended')
+        self.refused('it is suspended')
+        image.snapshot_delete(ram, 'nova-suspended')
+        self.server.revert('before')
 
     def test_running(self) -> None:
         self.changed()

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The RAM of a server as an image (``pcow:ram``): an administrator of its host takes checkpoints of
+the whole server and reverts it to them (``pcowctl vm``), beside Nova.
+
+Of a guest that is off the image holds nothing but those checkpoints. So whenever there is none a
+start makes a new one, and what gives a server another size or host gives the old one up. A server
+that is suspended is one at a checkpoint of the driver's own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from lxml import etree
+from nova import exception as nova_exception
+import nova.conf
+from nova.virt import hardware
+from nova.virt.libvirt import config as vconfig
+from oslo_log import log as logging
+
+from nova_pcow import flavor as flavor_module
+from nova_pcow import reserved
+from nova_pcow import storage
+from pcow_driver.common import exception
+from pcow_driver.common import interrupt
+from pcow_driver.common import names
+from pcow_driver.images import image
+from pcow_driver.images import model
+from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_xml
+from pcow_driver.vm import checkpoint
+from pcow_driver.vm import ram as vm_ram
+
+LOG = logging.getLogger(__name__)
+CONF = nova.conf.CONF
+
+
+class RamRefused(exception.PcowError):
+    msg_fmt = '%(reason)s'
+
+
+class RamImpossible(RamRefused):
+    """Whatever host it would be on."""
+
+    is_of_host = False
+
+
+def check(flavor: Any, image_meta: Any) -> None:
+    """What a server whose RAM is an image cannot have, found out before anything is made.
+
+    :param flavor: nova.objects.Flavor
+    :raises RamRefused:
+    """
+    try:
+        topology = hardware.numa_get_constraints(flavor, image_meta)
+    except nova_exception.NovaException as e:  # flavor and image want different things
+        raise RamImpossible(reason=str(e)) from e
+    if topology is not None:
+        raise RamImpossible(
+            reason=(
+                f'its RAM is one image ({flavor_module.RAM_SPEC}), and flavor or image ask for '
+                f'NUMA nodes, huge pages or dedicated CPUs (hw:numa_nodes, hw:mem_page_size, '
+                f'hw:cpu_policy): leave them out, or take a flavor without {flavor_module.RAM_SPEC}'
+            )
+        )
+    if CONF.libvirt.file_backed_memory:
+        raise RamRefused(
+            reason=(
+                f'this host has [libvirt] file_backed_memory, which puts the RAM of its servers '
+                f'elsewhere: set it to 0 for servers with {flavor_module.RAM_SPEC}'
+            )
+        )
+
+
+class RamGuest(vconfig.LibvirtConfigGuest):
+    """Another guest, with this image as its RAM."""
+
+    def __init__(self, guest: vconfig.LibvirtConfigGuest, path: str) -> None:
+        """:raises RamRefused: its memory is to be something else"""
+        super().__init__()
+        self.__dict__.update(vars(guest))
+        if guest.membacking is not None:
+            raise RamRefused(
+                reason=(
+                    f'{path} is to be the RAM of the server, and Nova has it backed otherwise '
+                    f'([libvirt] file_backed_memory, huge pages, locked memory): take that away'
+                )
+            )
+        backing = vconfig.LibvirtConfigGuestMemoryBacking()
+        backing.filesource = backing.sharedaccess = True
+        self.membacking: Any = backing
+        self.metadata: list[Any] = [*guest.metadata, _Metadata(path)]
+
+    def format_dom(self) -> Any:
+        root = super().format_dom()
+        # The guest gets another one after each revert, and makes no random numbers twice.
+        root.append(etree.Element('genid'))
+        return root
+
+
+class _Metadata(vconfig.LibvirtConfigObject):
+    """What the hook of libvirt and ``pcowctl vm`` read."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(root_name='ram')
+        self._path = path
+
+    def format_dom(self) -> Any:
+        return etree.fromstring(libvirt_xml.to_string(libvirt_xml.ram_metadata(self._path)))
+
+
+def provide(uuid: str, size: int) -> str:
+    """Path of the image for a start of a server that is off, which is made if it is not there.
+
+    :raises PcowError: the pool has no room, or is of a class that RAM cannot be on
+    """
+    found = _find(uuid)
+    if found is not None and found.virtual_size() != size:
+        give_up(uuid)
+    # a server lies in one pool
+    return vm_ram.provide(storage.root(uuid).pool, storage.image_name(uuid, storage.RAM), size)
+
+
+def growth(uuid: str, wanted: flavor_module.PcowFlavor) -> int:
+    """Bytes that the image of another flavor takes beyond that of now."""
+    found = _find(uuid)
+    return max(0, (wanted.ram_size or 0) - (0 if found is None else found.virtual_size()))
+
+
+def check_no_checkpoints(uuid: str) -> None:
+    """Make sure that nothing is lost if :func:`give_up` follows.
+
+    :raises RamRefused:
+    """
+    found = _find(uuid)
+    there = [] if found is None else [one.name for one in _checkpoints(found)]
+    if there:
+        raise RamRefused(
+            reason=(
+                f'the server has checkpoints ({", ".join(there)}), and none could go on with '
+                f'another size or on another host: delete them on its host (pcowctl vm '
+                f'delete-checkpoint)'
+            )
+        )
+
+
+def give_up(uuid: str) -> None:
+    """Delete the image of a server that is off.
+
+    :raises RamRefused: it has checkpoints
+    :raises PcowError: somebody has it open, for instance
+    """
+    check_no_checkpoints(uuid)
+    drop(uuid)
+
+
+def drop(uuid: str) -> None:
+    """Delete the image of a server that is off, with its checkpoints.
+
+    :raises PcowError: something stands on one of them
+    """
+    found = _find(uuid)
+    if found is None:
+        return
+    kept = {(one.name, one.date) for one in _snapshots(found.path) if one.vm_state_size}
+    # first: without it the other parts are snapshots of their images, and no more
+    found.pool.delete_image(found.name, force=True)
+    for item in storage.devices(uuid):
+        for one in _snapshots(item.path):
+            if (one.name, one.date) in kept:
+                image.snapshot_delete(item.path, one.name)
+
+
+def _find(uuid: str) -> storage.ServerImage | None:
+    return next((item for item in storage.find(uuid) if item.role == storage.RAM), None)
+
+
+def _snapshots(path: str) -> list[model.Snapshot]:
+    return image.snapshot_list(path, force_share=True)
+
+
+def _checkpoints(found: storage.ServerImage) -> list[model.Snapshot]:
+    """Those that somebody has taken."""
+    return [
+        one
+        for one in _snapshots(found.path)
+        if one.vm_state_size and not one.name.startswith((reserved.PREFIX, *names.SNAPSHOT_MARKS))
+    ]
+
+
+def suspend(found: domain.Domain) -> None:
+    """Keep RAM, devices and what lies in the images, and end the guest.
+
+    :raises PcowError: QEMU refuses it, and says why; the guest goes on
+    :raises libvirtError:
+    """
+    _forget_left(found)
+    try:
+        found.suspend()  # what is stored behind the checkpoint would be lost
+        checkpoint.take(found, reserved.SUSPENDED, last=True)
+    except BaseException:
+        with interrupt.clearing_up():
+            if not found.running():
+                found.resume()
+        raise
+    found.destroy()
+
+
+def is_suspended(found: domain.Domain) -> bool:
+    """Whether there is something that a server resumes from."""
+    ram = found.ram()
+    return (
+        ram is not None
+        and os.path.exists(ram)
+        and any(one.name == reserved.SUSPENDED and one.vm_state_size for one in _snapshots(ram))
+    )
+
+
+def resume(found: domain.Domain) -> None:
+    """Go on from where :func:`suspend` ended the guest.
+
+    :raises PcowError: QEMU refuses it, and says why; it is off, and still suspended
+    :raises libvirtError: the same
+    """
+    checkpoint.start_at(found, reserved.SUSPENDED)
+    forget_suspended(found)
+
+
+def forget_suspended(found: domain.Domain) -> None:
+    """Give up what a suspended server would resume from; what it has written stays."""
+    if not is_suspended(found):
+        return
+    try:
+        checkpoint.delete(found, reserved.SUSPENDED)
+    except exception.PcowError as e:
+        LOG.warning(
+            '%s keeps the checkpoint %s, of no use any more, until it is suspended: %s',
+            found.name,
+            reserved.SUSPENDED,
+            e,
+        )
+
+
+def _forget_left(found: domain.Domain) -> None:
+    """QEMU refuses a checkpoint for a snapshot of the same name in any image; an earlier suspension
+    may have left one in a volume.
+    """
+    if is_suspended(found):
+        checkpoint.delete(found, reserved.SUSPENDED)
+    for item in found.images():
+        if any(one.name == reserved.SUSPENDED for one in found.snapshot_list(item.path)):
+            found.snapshot_delete(reserved.SUSPENDED, item.path)
