@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """nova_pcow on a real OpenStack, with real guests that check their own data."""
 
+import contextlib
 from pathlib import Path
 import re
 import unittest
@@ -56,6 +57,21 @@ TWO_NODES_ROWS = (
 TWO_NODES_REFUSED = ('live_migrate_snapshot', 'evacuate')
 STOCK_SECONDS = 400.0  # for two kernels, under emulation
 COMPARED = 5  # servers from one image, one after the other
+RAM_FLAVOR = 'pcow.life-ram'
+RAM_MB, RAM_ROOT_GB = 192, 2
+# what does not go by the RAM of the server is that of its other flavors
+RAM_ROWS = (
+    'create',
+    'stop_start',
+    'suspend',
+    'suspend_again',
+    'rescue',
+    'snapshot',
+    'shelve',
+    'rebuild',
+    'resize_up',  # to RAM of the host
+    'delete',
+)
 
 
 def setUpModule() -> None:
@@ -195,6 +211,69 @@ class OpenStackTest(Case):
             'no backend': 'has no pcow backend|No valid host was found',
         }.items():
             self.assertRegex(said[row], words)
+
+    @long.only_long
+    def test_checkpoints(self) -> None:
+        """Of a server whose RAM is an image: the guest compares what it wrote to its root with what
+        it has of that in RAM.
+        """
+        self._create_ram_flavor()
+        server = servers.Server.create(self.bed.api, 'checkpoints', RAM_FLAVOR, life_cycle.IMAGE)
+        server.wait_status('ACTIVE')
+        root = server.wait_root(lambda found: found.boots == 1)
+        self.assertTrue(root.dax)
+        boot, seconds = server.wait_alive(lambda _boot, seconds: seconds > 1)
+        self._vm(server, 'checkpoint', 'warm')
+        self._revert(server, boot, seconds)
+        self.assertIn('warm', self._vm(server, 'tree'))
+        # a boot leaves it, and it is still what the first boot was
+        server.act('reboot', {'type': 'HARD'})
+        server.wait_status('ACTIVE')
+        server.wait_root(lambda found: found.boots == root.boots + 1)
+        server.wait_alive(lambda one, _seconds: one != boot)
+        self._revert(server, boot, seconds)
+        self._refuse_resize(server)
+        self._vm(server, 'delete-checkpoint', 'warm')
+        server.delete()
+        self.assertEqual([], self.bed.pool_images())
+
+    def _create_ram_flavor(self, name: str = RAM_FLAVOR, ram_mb: int = RAM_MB) -> None:
+        specs = {
+            'pcow:root': 'true',
+            'pcow:ram': 'true',
+            'resources:CUSTOM_PCOW_MB': str(RAM_ROOT_GB * units.KIB + ram_mb),
+            'resources:DISK_GB': '0',
+        }
+        self.bed.api.create_flavor(name, ram_mb, RAM_ROOT_GB, specs)
+
+    def _vm(self, server: servers.Server, command: str, *words: str) -> str:
+        """As the administrator of its host."""
+        name = str(server.show()['OS-EXT-SRV-ATTR:instance_name'])
+        return self.bed.hosts.pcowctl(server.host(), 'vm', command, name, *words)
+
+    def _revert(self, server: servers.Server, boot: str, seconds: int) -> None:
+        """To the checkpoint ``warm``, which was taken at about this second of a boot."""
+        server.wait_alive(lambda one, now: one != boot or now > seconds + 10)
+        self._vm(server, 'revert', 'warm')
+        back = server.wait_alive(lambda one, now: one == boot and now < seconds + 10)
+        server.wait_alive(lambda one, now: one == boot and now > back[1] + 1)
+        self.assertEqual('ACTIVE', server.show()['status'])
+
+    def _refuse_resize(self, server: servers.Server) -> None:
+        """None of its checkpoints could go on with another size."""
+        larger = f'{RAM_FLAVOR}-larger'
+        self._create_ram_flavor(larger, 2 * RAM_MB)
+        flavor = servers.find_flavor(self.bed.api, larger)
+        with contextlib.suppress(exception.PcowError):  # if Nova has heard of it at once
+            server.act('resize', {'flavorRef': flavor})
+        self.assertIn('has checkpoints (warm)', server.fault('resize'))
+        server.wait_status('ACTIVE')
+
+    @long.only_long
+    def test_life_cycle_of_ram_on_an_image(self) -> None:
+        self._create_ram_flavor()
+        life = life_cycle.LifeCycle(self.bed.api, two_nodes=False, flavor=RAM_FLAVOR)
+        self._run_rows(life, RAM_ROWS, (), 'openstack-ram.txt')
 
     def test_life_cycle_of_a_volume(self) -> None:
         cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)
