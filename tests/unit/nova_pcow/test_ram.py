@@ -222,7 +222,7 @@ class ServerTest(RamTestCase):
 
     def test_spawn_that_fails(self) -> None:
         error = nova_exception.HypervisorUnavailable()
-        with mock.patch.object(libvirt_guest.Guest, 'create', side_effect=error):
+        with mock.patch.object(libvirt_guest.Guest, 'create', new=mock.Mock(side_effect=error)):
             self.boot(self.make_ram_flavor(), 'ERROR')
         self.assertEqual([], self.images())
 
@@ -309,8 +309,6 @@ class ServerTest(RamTestCase):
         with mock.patch('nova_pcow.driver.PcowLibvirtDriver.snapshot'):
             self.assertEqual('SHELVED_OFFLOADED', self.act(server, 'shelve')['status'])
         self.assertEqual([], self.images())
-        self.assertEqual('ACTIVE', self.act(server, 'unshelve')['status'])
-        self.check_ram(server)
 
     def test_live_migration_is_refused_on_both_hosts(self) -> None:
         server = self.boot(self.make_ram_flavor())
