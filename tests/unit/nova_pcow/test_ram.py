@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 import sys
 import types
 from typing import Any
@@ -29,6 +30,7 @@ from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
+from pcow_driver.images import protection
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
 from tests.unit.nova_pcow import base
@@ -230,6 +232,9 @@ class ServerTest(RamTestCase):
         with mock.patch('pcow_driver.images.image.probe', return_value='page-cache'):
             self._run_periodics()
             server = self.boot(self.make_ram_flavor(), 'ERROR')
+        # There it is made immutable, what a volatile pool does not get.
+        for path in Path(self.pool.path).glob('image-*.pcow'):
+            self.addCleanup(protection.unprotect, str(path))
         self.assertIn(
             'guest RAM is not possible on class page-cache', self.event_words(server, 'create')
         )
