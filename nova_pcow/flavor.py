@@ -223,8 +223,8 @@ def _check_root_of(name: str, extra_specs: Mapping[str, str], *, ram: bool) -> N
         )
 
 
-def _check_carried(name: str, bus: str, *, data: bool, ram: bool) -> None:
-    """Of a root that is a disk, what goes with memory only is refused."""
+def _check_bus(name: str, bus: str, *, data: bool, ram: bool) -> None:
+    """A root that is a disk has not what goes with one in memory."""
     if bus != disk_xml.VIRTIO:
         return
     if data:
@@ -291,7 +291,7 @@ def parse(flavor: Any, metadata: Mapping[str, str] | None = None) -> PcowFlavor:
     if not root and not data:
         return PcowFlavor(name, None, (), traits)
     bus = _bus(name, extra_specs, metadata or {}) if root else disk_xml.PMEM
-    _check_carried(name, bus, data=bool(data), ram=ram)
+    _check_bus(name, bus, data=bool(data), ram=ram)
     ram_size = _ram_size(name, flavor) if ram else None
     claimed = _claimed(extra_specs)
     others = sum(device.size for device in data) + (ram_size or 0)

@@ -20,6 +20,7 @@ from pcow_driver.images import info_block
 from pcow_driver.pools import capacity
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
+from pcow_driver.vm import ram as vm_ram
 
 LOG = logging.getLogger(__name__)
 
@@ -163,6 +164,7 @@ def choose(
 
     :param tree: None: nova-compute has not made it yet
     :raises PlacementMismatch: none, or it has not what the flavor requires
+    :raises PoolInvalid: the RAM of the server cannot be on it
     """
     if tree is None:
         raise PlacementMismatch(
@@ -181,6 +183,8 @@ def choose(
                 f'server lies in one'
             )
         )
+    if wanted.has_ram:
+        vm_ram.check_pool(found[0])
     missing = wanted.required_traits - traits(found[0])
     if missing:
         raise PlacementMismatch(

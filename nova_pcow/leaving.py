@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers that go on from an image of their root and leave the rest on their host, to be deleted:
-what is on data devices.
+what is on data devices, and checkpoints.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from nova.compute import task_states
 from nova_pcow import conf
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
+from nova_pcow import ram
 from nova_pcow import storage
 
 
@@ -29,6 +30,7 @@ def check(instance: Any) -> None:
             _check_no_data(instance, 'set [nova_pcow] shelve_drops_data to shelve it without')
     elif instance.task_state == task_states.RESIZE_MIGRATING and _goes_to_another_cell(instance):
         _check_no_data(instance, 'resize it in its own cell')
+        ram.check_no_checkpoints(instance.uuid)
 
 
 def _check_no_data(instance: Any, way_out: str) -> None:
@@ -53,7 +55,7 @@ def _check_no_data(instance: Any, way_out: str) -> None:
 
 
 def _goes_to_another_cell(instance: Any) -> bool:
-    if flavor_module.DATA_SPEC not in instance.flavor.extra_specs:
+    if not {flavor_module.DATA_SPEC, flavor_module.RAM_SPEC} & {*instance.flavor.extra_specs}:
         return False
     found = objects.Migration.get_by_instance_and_status(
         nova_context.get_admin_context(), instance.uuid, 'migrating'

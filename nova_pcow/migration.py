@@ -39,6 +39,7 @@ from pcow_driver.pools import staging
 from pcow_driver.templates import template as template_module
 from pcow_driver.templates import template_cache
 from pcow_driver.virt import domain
+from pcow_driver.vm import ram as vm_ram
 
 LOG = logging.getLogger(__name__)
 
@@ -184,11 +185,16 @@ def forget(uuid: str, found: domain.Domain | None) -> None:
 
 def revert(uuid: str, old: flavor_module.PcowFlavor, migration: int) -> None:
     """Go back to what :func:`mark` has remembered for this resize, if it was; images that the old
-    flavor has not are deleted.
+    flavor has not are deleted. The RAM is of the resized server, then, and goes with checkpoints of
+    the time since; without a mark the resize did not come so far, and they stay.
 
     :raises PcowError:
     """
     keep = {storage.ROOT} | {storage.data_role(number) for number in range(len(old.data))}
+    if any(_resize_mark(migration) in _snapshots(item.path) for item in storage.devices(uuid)):
+        ram.drop(uuid)
+    elif old.has_ram:
+        keep.add(storage.RAM)
     for item in storage.find(uuid):
         marks, name = _snapshots(item.path), _resize_mark(migration)
         if item.role in keep and name in marks:
@@ -516,6 +522,8 @@ def check_stays(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     """
     sizes, there = _sizes(wanted), storage.devices(uuid)
     for item in there:
+        if wanted.has_ram:
+            vm_ram.check_pool(item.pool)
         missing = wanted.required_traits - inventory.traits(item.pool)
         if missing:
             raise inventory.PlacementMismatch(

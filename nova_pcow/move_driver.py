@@ -186,7 +186,6 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
     ) -> None:
         if storage.find(instance.uuid):
             with errors.fail_migration():
-                ram.drop(instance.uuid)  # with checkpoints of the time since
                 migration_module.revert(instance.uuid, flavor_module.of(instance), migration.id)
         super().finish_revert_migration(
             context, instance, network_info, migration, block_device_info, power_on, **later

@@ -9,7 +9,6 @@ that is suspended is one at a checkpoint of the driver's own.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from lxml import etree
@@ -24,13 +23,13 @@ from nova_pcow import reserved
 from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
-from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import ram as vm_ram
+from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
@@ -116,8 +115,17 @@ def provide(uuid: str, size: int) -> str:
     :raises PcowError: the pool has no room, or is of a class that RAM cannot be on
     """
     found = _find(uuid)
-    if found is not None and found.virtual_size() != size:
-        give_up(uuid)
+    try:
+        if found is not None and found.virtual_size() != size:
+            give_up(uuid)
+    except exception.ToolFailed as e:
+        raise RamRefused(
+            reason=(
+                f'the RAM of the server cannot be read ({e}), and holds nothing of a guest that is '
+                f'off but its checkpoints: pcowctl image delete --force '
+                f'{storage.root(uuid).pool.name}/{storage.image_name(uuid, storage.RAM)}'
+            )
+        ) from e
     # a server lies in one pool
     return vm_ram.provide(storage.root(uuid).pool, storage.image_name(uuid, storage.RAM), size)
 
@@ -134,7 +142,17 @@ def check_no_checkpoints(uuid: str) -> None:
     :raises RamRefused:
     """
     found = _find(uuid)
-    there = [] if found is None else [one.name for one in _checkpoints(found)]
+    snapshots = [] if found is None else _snapshots(found.path)
+    if any(map(tree.is_unfinished, snapshots)):
+        raise RamRefused(
+            reason=(
+                'the server has a checkpoint that was cut off when it was taken, or gone back to, '
+                'and its next start finishes that: start it, and stop it again if it was off'
+            )
+        )
+    there = [
+        one.name for one in snapshots if tree.is_checkpoint(one) and one.name != reserved.SUSPENDED
+    ]
     if there:
         raise RamRefused(
             reason=(
@@ -163,13 +181,24 @@ def drop(uuid: str) -> None:
     found = _find(uuid)
     if found is None:
         return
-    kept = {(one.name, one.date) for one in _snapshots(found.path) if one.vm_state_size}
+    homes = [one for one in _snapshots(found.path) if one.vm_state_size]
+    parts = [
+        (item.path, one.name)
+        for item in storage.devices(uuid)
+        for one in _snapshots(item.path)
+        if any(_is_part(one, home) for home in homes)
+    ]
+    for path, name in parts:  # should this be cut off
+        LOG.info('%s: the snapshot %s goes with the RAM of the server', path, name)
     # first: without it the other parts are snapshots of their images, and no more
     found.pool.delete_image(found.name, force=True)
-    for item in storage.devices(uuid):
-        for one in _snapshots(item.path):
-            if (one.name, one.date) in kept:
-                image.snapshot_delete(item.path, one.name)
+    for path, name in parts:
+        image.snapshot_delete(path, name)
+
+
+def _is_part(one: model.Snapshot, home: model.Snapshot) -> bool:
+    """Of one checkpoint, of which either may be marked as half deleted."""
+    return one.date == home.date and (one.name.endswith(home.name) or home.name.endswith(one.name))
 
 
 def _find(uuid: str) -> storage.ServerImage | None:
@@ -180,59 +209,59 @@ def _snapshots(path: str) -> list[model.Snapshot]:
     return image.snapshot_list(path, force_share=True)
 
 
-def _checkpoints(found: storage.ServerImage) -> list[model.Snapshot]:
-    """Those that somebody has taken."""
-    return [
-        one
-        for one in _snapshots(found.path)
-        if one.vm_state_size and not one.name.startswith((reserved.PREFIX, *names.SNAPSHOT_MARKS))
-    ]
-
-
 def suspend(found: domain.Domain) -> None:
     """Keep RAM, devices and what lies in the images, and end the guest.
 
-    :raises PcowError: QEMU refuses it, and says why; the guest goes on
-    :raises libvirtError:
+    :raises PcowError: QEMU refuses it, and says why, or does not end; the guest goes on
     """
-    _forget_left(found)
+    with domain.errors():
+        _forget_left(found)
+        try:
+            found.suspend()  # what is stored behind the checkpoint would be lost
+            checkpoint.take(found, reserved.SUSPENDED, last=True)
+            found.destroy()
+        except BaseException:
+            with interrupt.clearing_up():
+                _go_on(found)
+            raise
+
+
+def _go_on(found: domain.Domain) -> None:
     try:
-        found.suspend()  # what is stored behind the checkpoint would be lost
-        checkpoint.take(found, reserved.SUSPENDED, last=True)
-    except BaseException:
-        with interrupt.clearing_up():
-            if not found.running():
+        with domain.errors():
+            if found.active() and not found.running():
                 found.resume()
-        raise
-    found.destroy()
+    except exception.PcowError as e:  # the first error is what its owner wants to know
+        LOG.error('%s could not be suspended, and does not go on: %s', found.name, e)
 
 
 def is_suspended(found: domain.Domain) -> bool:
     """Whether there is something that a server resumes from."""
-    ram = found.ram()
-    return (
-        ram is not None
-        and os.path.exists(ram)
-        and any(one.name == reserved.SUSPENDED and one.vm_state_size for one in _snapshots(ram))
-    )
+    return found.is_checkpoint(reserved.SUSPENDED)
 
 
 def resume(found: domain.Domain) -> None:
-    """Go on from where :func:`suspend` ended the guest.
+    """Go on from where :func:`suspend` ended the guest. What a service that was killed has begun of
+    that is taken to its end.
 
-    :raises PcowError: QEMU refuses it, and says why; it is off, and still suspended
-    :raises libvirtError: the same
+    :raises PcowError: QEMU refuses it, and says why; it is still suspended
     """
-    checkpoint.start_at(found, reserved.SUSPENDED)
+    with domain.errors():
+        if not found.active():
+            checkpoint.start_at(found, reserved.SUSPENDED)
+        elif found.paused_on_purpose():
+            if not found.has_run():
+                checkpoint.revert(found, reserved.SUSPENDED)
+            found.resume()
     forget_suspended(found)
 
 
 def forget_suspended(found: domain.Domain) -> None:
     """Give up what a suspended server would resume from; what it has written stays."""
-    if not is_suspended(found):
-        return
     try:
-        checkpoint.delete(found, reserved.SUSPENDED)
+        with domain.errors():
+            if is_suspended(found):
+                checkpoint.delete(found, reserved.SUSPENDED)
     except exception.PcowError as e:
         LOG.warning(
             '%s keeps the checkpoint %s, of no use any more, until it is suspended: %s',

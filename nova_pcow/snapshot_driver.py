@@ -107,9 +107,10 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
     def _undefine_domain(
         self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False
     ) -> None:
-        """libvirt undefines no domain that has snapshots."""
+        """libvirt undefines no domain that has snapshots. Those in images stay: the server may be
+        another host's by now, which sees the same pool, and suspended there.
+        """
         if flavor_module.is_pcow(instance):
             with contextlib.suppress(nova_exception.InstanceNotFound):
                 snapshot_module.forget_all(self._host.get_guest(instance)._domain)
-                ram.forget_suspended(domain.Domain(self._host.get_connection(), instance.name))
         super()._undefine_domain(instance, keep_vtpm=keep_vtpm, keep_nvram=keep_nvram)

@@ -345,7 +345,7 @@ def check_not_sent(uuid: str) -> None:
                 f'{notes.path(notes.ARRIVING, uuid)}'
             )
         )
-    for item in find(uuid):
+    for item in devices(uuid):  # RAM is never sent
         marks = {one.name for one in image.snapshot_list(item.path, force_share=True)}
         if names.ARRIVING_MARK in marks:
             raise ServerStorageError(

@@ -270,9 +270,13 @@ class Domain:
     def is_checkpoint(self, name: str) -> bool:
         """Whether the image that is its RAM keeps a state of the whole VM by that name."""
         ram = self.ram()
-        return ram is not None and any(
-            snapshot.name == name and snapshot.vm_state_size
-            for snapshot in image.snapshot_list(ram, force_share=self.active())
+        return (
+            ram is not None
+            and os.path.exists(ram)  # one that is off may have lost it
+            and any(
+                snapshot.name == name and snapshot.vm_state_size
+                for snapshot in image.snapshot_list(ram, force_share=True)
+            )
         )
 
     def writable(self) -> list[str]:

@@ -17,6 +17,14 @@ def name_of(domain_name: str) -> str:
     return f'{domain_name}{names.RAM_SUFFIX}'
 
 
+def check_pool(found: pool_module.Pool) -> None:
+    """:raises PoolInvalid: it is of a class that RAM cannot be on"""
+    if found.persistence() == 'page-cache':
+        raise exception.PoolInvalid(
+            path=found.path, reason='guest RAM is not possible on class page-cache yet'
+        )
+
+
 def provide(found: pool_module.Pool, name: str, size: int) -> str:
     """Path of an image that RAM of ``size`` bytes can be, made if it does not exist.
 
@@ -24,14 +32,11 @@ def provide(found: pool_module.Pool, name: str, size: int) -> str:
 
     :raises InvalidName:
     :raises InvalidSize:
-    :raises PoolInvalid: of class page-cache
+    :raises PoolInvalid: as :func:`check_pool`
     :raises NoRoom: the operator's limits have no room for it
     :raises RamInvalid: an image of that name is a template, or has another size
     """
-    if found.persistence() == 'page-cache':
-        raise exception.PoolInvalid(
-            path=found.path, reason='guest RAM is not possible on class page-cache yet'
-        )
+    check_pool(found)
     try:
         return found.create_image(name, size=image.check_virtual_size(size))
     except exception.ImageExists:

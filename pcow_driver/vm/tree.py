@@ -63,7 +63,7 @@ def check_exists(found: domain.Domain, name: str) -> None:
         find it
     """
     homes, parts = _read(found)
-    if not any(map(_is_unfinished, homes)) and all(one.home.name != name for one in parts):
+    if not any(map(is_unfinished, homes)) and all(one.home.name != name for one in parts):
         raise exception.CheckpointNotFound(domain=found.name, name=name)
 
 
@@ -79,7 +79,7 @@ def has_unfinished(found: domain.Domain) -> bool:
     :raises DomainInvalid: its RAM is no image
     """
     homes, _parts = _read(found)
-    return any(map(_is_unfinished, homes))
+    return any(map(is_unfinished, homes))
 
 
 def stands_on_unfinished(found: domain.Domain) -> bool:
@@ -88,13 +88,13 @@ def stands_on_unfinished(found: domain.Domain) -> bool:
     :raises DomainInvalid: its RAM is no image
     """
     homes, _parts = _read(found)
-    unfinished = [home for home in homes if _is_unfinished(home)]
+    unfinished = [home for home in homes if is_unfinished(home)]
     if any(home.name.startswith(_REVERTING) for home in unfinished):
         return True
     last = _nearest(
         homes,
         next((home for home in homes if home.current), None),
-        lambda home: _is_checkpoint(home) or home in unfinished,
+        lambda home: is_checkpoint(home) or home in unfinished,
     )
     return last is not None and last in unfinished
 
@@ -136,16 +136,16 @@ def _read(found: domain.Domain) -> tuple[list[image_model.Snapshot], list[Parts]
             },
         )
         for home in homes
-        if _is_checkpoint(home)
+        if is_checkpoint(home)
     ]
 
 
-def _is_checkpoint(home: image_model.Snapshot) -> bool:
+def is_checkpoint(home: image_model.Snapshot) -> bool:
     """What is in the making, or half gone, is none: the next QEMU finishes it, or takes it back."""
     return home.vm_state_size > 0 and not home.name.startswith(names.SNAPSHOT_MARKS)
 
 
-def _is_unfinished(home: image_model.Snapshot) -> bool:
+def is_unfinished(home: image_model.Snapshot) -> bool:
     """It is one as soon as a QEMU has it open: all that it is made of is there."""
     return home.vm_state_size > 0 and home.name.startswith((_TAKING, _REVERTING))
 
@@ -164,10 +164,10 @@ def _nearest(
 
 def _described(homes: list[image_model.Snapshot], parts: list[Parts]) -> list[model.Checkpoint]:
     by_id = {home.id: home for home in homes}
-    now = _nearest(homes, next((home for home in homes if home.current), None), _is_checkpoint)
+    now = _nearest(homes, next((home for home in homes if home.current), None), is_checkpoint)
     found = []
     for one in parts:
-        parent = _nearest(homes, by_id.get(one.home.parent_id or ''), _is_checkpoint)
+        parent = _nearest(homes, by_id.get(one.home.parent_id or ''), is_checkpoint)
         found.append(
             model.Checkpoint(
                 name=one.home.name,

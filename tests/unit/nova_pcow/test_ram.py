@@ -11,9 +11,11 @@ import types
 from typing import Any
 from unittest import mock
 
+import fixtures
 from nova import context
 from nova import exception as nova_exception
 from nova import objects
+from nova.compute import task_states
 from nova.tests.functional.api import client
 from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
@@ -23,11 +25,14 @@ from oslotest import base as oslotest_base
 
 from nova_pcow import flavor
 from nova_pcow import inventory
+from nova_pcow import leaving
 from nova_pcow import live_migration
+from nova_pcow import migration as migration_module
 from nova_pcow import ram
 from nova_pcow import reserved
 from nova_pcow import storage
 from pcow_driver.common import exception
+from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.images import protection
@@ -123,7 +128,7 @@ class RamTestCase(base.ServersTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.flags(allow_resize_to_same_host=True)
-        self.useFixture(checkpoints.Checkpoints())
+        self.checkpoints = self.useFixture(checkpoints.Checkpoints())
         self.start_compute()
 
     def make_ram_flavor(self, memory_mb: int = RAM_MB, specs: dict[str, str] | None = None) -> str:
@@ -163,9 +168,8 @@ class RamTestCase(base.ServersTestCase):
 
     def check_kept(self, server: Any) -> None:
         """The checkpoint, with all its parts."""
-        self.assertEqual(
-            {'root': [checkpoints.WARM], 'ram': [checkpoints.WARM]}, self.snapshots(server)
-        )
+        kept = [checkpoints.WARM]
+        self.assertEqual({'root': kept, 'ram': kept}, self.snapshots(server))
 
     def act(self, server: Any, action: str, values: Any = None) -> Any:
         # casts are calls here: the API hears what compute raises
@@ -270,9 +274,7 @@ class ServerTest(RamTestCase):
         self._reboot_server(server, hard=True)
         self.check_ram(server)
         self.assertEqual(before, image.info(self.path(server)).uuid)
-        self.assertEqual(
-            {'root': [checkpoints.WARM], 'ram': [checkpoints.WARM]}, self.snapshots(server)
-        )
+        self.check_kept(server)
 
     def test_image_that_was_deleted(self) -> None:
         """It holds nothing of a guest that is off."""
@@ -294,9 +296,7 @@ class ServerTest(RamTestCase):
             [item.path for item in libvirt_xml.nvdimms(self.xml(server))],
         )
         self.act(server, 'unrescue')
-        self.assertEqual(
-            {'root': [checkpoints.WARM], 'ram': [checkpoints.WARM]}, self.snapshots(server)
-        )
+        self.check_kept(server)
 
     def test_rebuild_begins_anew(self) -> None:
         server = self.boot(self.make_ram_flavor())
@@ -338,9 +338,61 @@ class ServerTest(RamTestCase):
         self.act(server, 'evacuate', {})
         self._wait_for_migration_status(server, ['done'])
         self.check_ram(server)
-        self.assertEqual(
-            {'root': [checkpoints.WARM], 'ram': [checkpoints.WARM]}, self.snapshots(server)
+        self.check_kept(server)
+
+    def see_ram(self, server: Any) -> None:
+        """In the domain's XML, of which Nova's libvirt for tests drops the metadata."""
+        path = self.path(server)
+        self.useFixture(
+            fixtures.MonkeyPatch('pcow_driver.virt.domain.Domain.ram', lambda _found: path)
         )
+
+    def test_host_that_comes_back(self) -> None:
+        """The server was evacuated, and is suspended on the other host, with images that both see:
+        it resumes there.
+        """
+        server = self.boot(self.make_ram_flavor(), host='compute1')
+        self.start_compute(hostname='compute2')
+        self.computes['compute1'].stop()
+        self.api.put_service_force_down(self.computes['compute1'].service_ref.uuid, True)
+        self.act(server, 'evacuate', {})
+        self._wait_for_migration_status(server, ['done'])
+        self.take(server, reserved.SUSPENDED)
+        self.see_ram(server)
+        self.computes['compute1'].driver.destroy(
+            context.get_admin_context(), self.instance(server), [], None, destroy_disks=False
+        )
+        self.assertEqual(
+            {'root': [reserved.SUSPENDED], 'ram': [reserved.SUSPENDED]}, self.snapshots(server)
+        )
+
+    def test_damaged_image(self) -> None:
+        """What the server does not need of it keeps nobody; its start says what to do."""
+        server = self.boot(self.make_ram_flavor())
+        self._stop_server(server)
+        self.see_ram(server)
+        with open(self.path(server), 'r+b') as file:
+            file.write(bytes(4 * units.MIB))
+        driver, instance = self.computes['compute1'].driver, self.instance(server)
+        driver._forget_suspended(instance)
+        storage.check_not_sent(server['id'])
+        driver.destroy(context.get_admin_context(), instance, [], None, destroy_disks=False)
+        error = self.assertRaises(ram.RamRefused, ram.provide, server['id'], RAM_MB * units.MIB)
+        self.assertIn(f'image delete --force {self.pool.name}/server-{server["id"]}-ram', str(error))
+        self.pool.delete_image(f'server-{server["id"]}-ram', force=True)
+        ram.provide(server['id'], RAM_MB * units.MIB)
+
+    def test_resize_to_another_cell(self) -> None:
+        """It takes an image of the root, and no checkpoint."""
+        server = self.boot(self.make_ram_flavor())
+        instance = self.instance(server)
+        instance.task_state = task_states.RESIZE_MIGRATING
+        move = mock.Mock(cross_cell_move=True)
+        with mock.patch.object(objects.Migration, 'get_by_instance_and_status', return_value=move):
+            leaving.check(instance)
+            self.take(server)
+            error = self.assertRaises(ram.RamRefused, leaving.check, instance)
+        self.assertIn('the server has checkpoints (warm)', str(error))
 
     def test_extra_specs(self) -> None:
         for value in ('perhaps', ''):
@@ -392,17 +444,68 @@ class ResizeTest(RamTestCase):
         )  # of the conductor, which hears it too
         self.assertIn('InstanceFaultRollback', self.fault(self.server))
         self.assertIn('the server has checkpoints (warm)', self.event_words(self.server, 'resize'))
-        self.assertEqual(
-            {'root': [checkpoints.WARM], 'ram': [checkpoints.WARM]}, self.snapshots(self.server)
-        )
+        self.check_kept(self.server)
 
     def test_checkpoint_that_is_taken_meanwhile(self) -> None:
         driver, instance = self.computes['compute1'].driver, self.instance(self.server)
         self.take(self.server)
         self.assertRaises(ram.RamRefused, driver._mark_or_send, instance, None, '[]')
-        self.assertEqual(
-            {'root': [checkpoints.WARM], 'ram': [checkpoints.WARM]}, self.snapshots(self.server)
-        )
+        self.check_kept(self.server)
+
+    def test_checkpoints_by_names_of_the_drivers(self) -> None:
+        """Nobody has refused them."""
+        name = f'{reserved.PREFIX}7.1-upgraded'
+        self.checkpoints.names.add(name)
+        self.take(self.server, name)
+        self.take(self.server, reserved.SUSPENDED)
+        error = self.assertRaises(ram.RamRefused, ram.give_up, self.server['id'])
+        self.assertIn(f'({name})', str(error))
+
+    def test_checkpoint_that_was_cut_off(self) -> None:
+        """The next QEMU finishes it: it is one already."""
+        self._stop_server(self.server)
+        self.take(self.server)
+        for name in ('.checkpoint-warm', '.loading-checkpoint-1-2'):
+            self.checkpoints.names.add(name)
+            self.rename(checkpoints.WARM, name)
+            error = self.assertRaises(ram.RamRefused, ram.give_up, self.server['id'])
+            self.assertIn('start it, and stop it again', str(error))
+            self.rename(name, checkpoints.WARM)
+
+    def test_checkpoint_that_is_half_deleted(self) -> None:
+        """It is none any more, and leaves nothing."""
+        self._stop_server(self.server)
+        self.take(self.server)
+        self.checkpoints.names.add('.deleting-warm')
+        self.rename(checkpoints.WARM, '.deleting-warm')
+        ram.give_up(self.server['id'])
+        self.assertEqual({'root': []}, self.snapshots(self.server))
+
+    def rename(self, name: str, new: str) -> None:
+        """In the image that is the RAM, as QEMU does."""
+        program = tool.find('pcow_img')
+        tool.run(program, 'snapshot', '--rename', name, new, self.path(self.server))
+
+    def test_revert_of_one_that_did_not_begin(self) -> None:
+        """nova-compute ended before it looked: nothing goes."""
+        self.take(self.server)
+        self._stop_server(self.server)
+        driver, migration = self.computes['compute1'].driver, mock.Mock(id=77)
+        with mock.patch.object(libvirt_driver.LibvirtDriver, 'finish_revert_migration'):
+            driver.finish_revert_migration(
+                context.get_admin_context(), self.instance(self.server), [], migration
+            )
+        self.check_kept(self.server)
+
+    def test_class_that_ram_cannot_be_on(self) -> None:
+        """Found out while the server runs, and before anything arrives."""
+        instance = self.instance(self.server)
+        wanted = flavor.of(instance)
+        with mock.patch('pcow_driver.images.image.probe', return_value='page-cache'):
+            self.assertRaises(
+                exception.PoolInvalid, migration_module.check_stays, self.server['id'], wanted
+            )
+        migration_module.check_stays(self.server['id'], wanted)
 
     def test_what_is_sent_to_another_host(self) -> None:
         """Not the RAM, of which nothing stays, either."""
@@ -424,20 +527,24 @@ class ResizeTest(RamTestCase):
 class _Runs(recorded.Recorded):
     """Whose vCPUs run while it is active, and not suspended."""
 
-    paused = False
+    paused, destroys, resumes = False, True, True
 
     def state(self) -> tuple[int, int]:
-        return (3 if self.paused else 1), 0
+        return (3, 1) if self.paused else (1, 0)
 
     def suspend(self) -> None:
         self.calls.append('suspend')
         self.paused = True
 
     def resume(self) -> None:
+        if not self.resumes:
+            raise RuntimeError('it is stopped for good')
         super().resume()
         self.paused = False
 
     def destroy(self) -> None:
+        if not self.destroys:
+            raise RuntimeError('it does not end')
         super().destroy()
         self.active = False
 
@@ -453,6 +560,7 @@ class SuspendTest(recorded.TestCase):
         super().setUp()
         libvirt: Any = sys.modules['libvirt']
         libvirt.VIR_DOMAIN_RUNNING, libvirt.libvirtError = 1, RuntimeError
+        libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER = 3, 1
         self.recorded = self.runs = _Runs(self.directory)
         self.found = domain.Domain(self.recorded, 'instance-00000001')
         self.recorded.replies['pcow-checkpoint-create'] = {
@@ -483,6 +591,30 @@ class SuspendTest(recorded.TestCase):
         self.assertIn('can be written to', str(error))
         self.assertEqual((True, False), (self.recorded.active, self.runs.paused))
         self.assertNotIn('destroy', self.recorded.calls)
+
+    def test_qemu_that_does_not_end(self) -> None:
+        """The guest goes on, and the first error is told, also if it cannot."""
+        for resumes in (True, False):
+            self.runs.paused, self.runs.destroys, self.runs.resumes = False, False, resumes
+            error = self.assertRaises(exception.LibvirtFailed, ram.suspend, self.found)
+            self.assertIn('does not end', str(error))
+            self.assertEqual(not resumes, self.runs.paused)
+
+    def test_resume_that_was_cut_off(self) -> None:
+        """By the end of nova-compute, wherever that was."""
+        goes_back = [self.command('revert'), 'resume']
+        for paused, has_run, expected in (
+            (True, False, goes_back),
+            (True, True, ['resume']),
+            (False, True, []),
+        ):
+            self.suspended()
+            self.recorded.calls.clear()
+            self.runs.paused = paused
+            self.recorded.replies['query-status'] = {'status': 'paused' if has_run else 'prelaunch'}
+            ram.resume(self.found)
+            done = [call for call in self.recorded.calls if call != ('query-status', {})]
+            self.assertEqual([*expected, self.command('delete')], done)
 
     def test_what_an_earlier_suspension_has_left(self) -> None:
         """In a volume, which another server has had then."""
