@@ -13,8 +13,9 @@ import signal
 import threading
 from types import FrameType
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 _received: list[int] = []
-_installed: list[bool] = []
 _thread = threading.local()  # depth of clearing_up() in it
 
 
@@ -24,15 +25,14 @@ def install() -> None:
 
     SIGHUP comes when the terminal or the SSH session goes; if it is ignored (nohup), it stays so.
     """
-    _installed.append(True)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _handle)
 
 
 def is_installed() -> bool:
-    """Whether :func:`install` was called: what :func:`check` looks at may come."""
-    return bool(_installed)
+    """Whether what :func:`check` looks at may come."""
+    return any(signal.getsignal(number) is _handle for number in _SIGNALS)
 
 
 def check() -> None:

@@ -34,7 +34,7 @@ from pcow_driver.common import exception
 
 _PREFIX = 'pcow-'
 _SHARED = 'locks'  # below the state directory
-# There the owner of that directory alone puts names; modes of these
+# and their modes, where the owner of that directory alone puts names
 OWN, PROTECTED = 'own-locks', 'protected'
 OWN_MODES = {OWN: 0o700, PROTECTED: 0o755}
 _NEW = '.new-'  # of a file that nobody can lock yet

@@ -48,6 +48,8 @@ def each(
 
 
 class _Several(Generic[_Result]):
+    """The work, and its threads. :meth:`_do` is theirs, all else is of who waits."""
+
     def __init__(self, names: Sequence[str], work: Callable[[str], _Result]) -> None:
         self._names, self._work = names, work
         self._left = collections.deque(names)
@@ -83,7 +85,7 @@ class _Several(Generic[_Result]):
         end = time.monotonic() + _CLEARS_UP
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
-        for name in sorted(self._at_work):
+        for name in sorted(self._at_work.copy()):  # a thread that ends changes it
             LOG.error('%s: the command ends, and this has not', name)
 
     def _begin(self) -> None:

@@ -3,8 +3,8 @@
 
 A file for each in ``protected`` under ``[pcow] state_path``, durable when a function returns.
 Who writes one, or acts on what stands there, holds its lock (:func:`alone`) from the look at the
-domain to the end. Beside them stands when, in which boot, the last fixation began. States, and what
-leads to them:
+domain to the end. Beside them stands when the last fixation began, and in which boot of the host.
+States, and what leads to them:
 
 ========= =========== ==============================================================
 from      to          when
@@ -138,15 +138,13 @@ def note_fixation() -> None:
 
     :raises StateInvalid:
     """
-    path = os.path.join(locks.state_path(), _DIRECTORY, _FIXATION)
-    _replace(path, f'{time.time()} {boot_id.current()}\n')
+    _replace(_fixation_path(), f'{time.time()} {boot_id.current()}\n')
 
 
 def last_fixation() -> float:
     """Seconds since the epoch; 0: there was none since the host was started, or nobody can tell."""
-    path = os.path.join(locks.state_path(), _DIRECTORY, _FIXATION)
     try:
-        begun, of_boot = durable.read(path, own=True).split()
+        begun, of_boot = durable.read(_fixation_path(), own=True).split()
         return float(begun) if of_boot == boot_id.current() else 0.0
     except (OSError, ValueError):
         return 0.0
@@ -184,6 +182,10 @@ def forget(uuid: str) -> None:
 def path_of(uuid: str) -> str:
     """The file of this record."""
     return os.path.join(locks.state_path(), _DIRECTORY, f'{uuid}{_SUFFIX}')
+
+
+def _fixation_path() -> str:
+    return os.path.join(locks.state_path(), _DIRECTORY, _FIXATION)
 
 
 def _replace(path: str, text: str) -> None:

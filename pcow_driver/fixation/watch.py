@@ -202,9 +202,7 @@ class Watch:
 
     def _note(self, found: domain.Domain, record: records.Record) -> None:
         """What is true of it now."""
-        now = time.time()
-        runs_for_long = now - record.since > _LONG
-        fixation = self._outlived_by(record)
+        runs_for_long = time.time() - record.since > _LONG
         records.write(
             found.uuid,
             dataclasses.replace(
@@ -212,7 +210,7 @@ class Watch:
                 state=records.State.RUNS,
                 paused=found.paused_on_purpose(),
                 tries=0 if runs_for_long else record.tries,
-                outlived=fixation,
+                outlived=self._outlived_by(record),
             ),
         )
 

@@ -41,67 +41,64 @@ class ParallelTest(base.TestCase):
         self.assertEqual(('A', 'B'), (done['a'], done['b']))
         self.assertEqual({None}, {done[name] for name in hang})
 
-    def test_a_signal(self) -> None:
-        """Whoever meets it: a thread, or the one that waits for the threads."""
-        for waits in ('tool.run("/bin/sleep", "60")', 'time.sleep(60)'):
-            code = (
-                'import os, signal, sys, threading, time\n'
-                'from pcow_driver.common import interrupt, tool\n'
-                'from pcow_driver.fixation import parallel\n'
-                'interrupt.install()\n'
-                'parallel._CLEARS_UP = 1\n'
-                'def work(name):\n'
-                '    if name == "last":\n'
-                '        with interrupt.clearing_up():\n'
-                '            os.kill(os.getpid(), signal.SIGTERM)\n'
-                '            time.sleep(0.2)\n'
-                f'    {waits}\n'
-                '[*parallel.each(["first", "last"], work, None)]\n'
-            )
-            done = subprocess.run(
-                [sys.executable, '-c', code],
-                cwd=base.TOP,
-                capture_output=True,
-                check=False,
-                timeout=30,
-            )
-            # A program ends with it; who cannot be told is named.
-            names = [] if 'tool' in waits else [b'first', b'last']
-            self.assertEqual(
-                (128 + signal.SIGTERM, names),
-                (done.returncode, [line.split(b':')[0] for line in done.stderr.splitlines()]),
-                waits,
-            )
-
-    def test_two_signals(self) -> None:
-        """The second one does not cut off what the first one has begun to undo."""
-        code = (
-            'import os, signal, threading, time\n'
-            'from pcow_driver.common import interrupt, tool\n'
-            'from pcow_driver.fixation import parallel\n'
-            'interrupt.install()\n'
-            'def work(name):\n'
-            '    try:\n'
-            '        tool.run("/bin/sleep", "60")\n'
-            '    except BaseException:\n'
-            '        with interrupt.clearing_up():\n'
-            '            time.sleep(1)\n'
-            '            print(name, flush=True)\n'
-            '        raise\n'
-            'def kill():\n'
-            '    for _ in range(2):\n'
-            '        time.sleep(0.7)\n'
-            '        os.kill(os.getpid(), signal.SIGTERM)\n'
-            'threading.Thread(target=kill, daemon=True).start()\n'
-            '[*parallel.each(["a", "b"], work, None)]\n'
+    def run_program(self, names: list[str], *code: str) -> subprocess.CompletedProcess[str]:
+        """In a process of its own, with its handlers of signals: ``work`` of the code, several at
+        once.
+        """
+        head = (
+            'import os, signal, threading, time',
+            'from pcow_driver.common import interrupt, tool',
+            'from pcow_driver.fixation import parallel',
+            'interrupt.install()',
         )
-        done = subprocess.run(
-            [sys.executable, '-c', code],
+        lines = (*head, *code, f'[*parallel.each({names}, work, None)]')
+        return subprocess.run(
+            [sys.executable, '-c', '\n'.join(lines)],
             cwd=base.TOP,
             capture_output=True,
             text=True,
             check=False,
             timeout=30,
+        )
+
+    def test_a_signal(self) -> None:
+        """Whoever meets it: a thread, or the one that waits for the threads. A program ends with
+        it; who cannot be told is named.
+        """
+        for waits, named in (
+            ('tool.run("/bin/sleep", "60")', []),
+            ('time.sleep(60)', ['first', 'last']),
+        ):
+            done = self.run_program(
+                ['first', 'last'],
+                'parallel._CLEARS_UP = 1',
+                'def work(name):',
+                '    if name == "last":',
+                '        with interrupt.clearing_up():',
+                '            os.kill(os.getpid(), signal.SIGTERM)',
+                '            time.sleep(0.2)',
+                f'    {waits}',
+            )
+            found = [line.partition(':')[0] for line in done.stderr.splitlines()]
+            self.assertEqual((128 + signal.SIGTERM, named), (done.returncode, found), waits)
+
+    def test_two_signals(self) -> None:
+        """The second one does not cut off what the first one has begun to undo."""
+        done = self.run_program(
+            ['a', 'b'],
+            'def work(name):',
+            '    try:',
+            '        tool.run("/bin/sleep", "60")',
+            '    except BaseException:',
+            '        with interrupt.clearing_up():',
+            '            time.sleep(1)',
+            '            print(name, flush=True)',
+            '        raise',
+            'def kill():',
+            '    for _ in range(2):',
+            '        time.sleep(0.7)',
+            '        os.kill(os.getpid(), signal.SIGTERM)',
+            'threading.Thread(target=kill, daemon=True).start()',
         )
         self.assertEqual(
             (128 + signal.SIGTERM, ['a', 'b']), (done.returncode, sorted(done.stdout.split()))

@@ -334,6 +334,27 @@ class WatchTest(base.TestCase):
         self.watch.end()
         self.assertEqual(([], State.FAILED), (self.look(), self.state()))
 
+    def test_host_that_goes_down(self) -> None:
+        program = self.directory / 'systemctl'
+        self.begin_path(str(self.directory))
+        for said, code, expected in (
+            ('running', 0, False),
+            ('degraded', 1, False),
+            ('stopping', 1, True),
+            ('offline', 4, False),
+        ):
+            program.write_text(f'#!/bin/sh\necho {said}\nexit {code}\n')
+            program.chmod(0o755)
+            self.assertEqual(expected, watch._host_goes_down(), said)
+        program.unlink()
+        self.begin_path('/nowhere')
+        watch._host_goes_down()  # that of this machine, or none
+
+    def begin_path(self, path: str) -> None:
+        patched = mock.patch.dict('os.environ', PATH=path)
+        patched.start()
+        self.addCleanup(patched.stop)
+
     def test_those_that_hang(self) -> None:
         """As many as work at once, and more, keep no other one waiting, nor the end."""
         loop, done = self.begin_with_hanging(2 * watch._THREADS, hangs=0.1)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """pcowctl host setup: what the services share is theirs, what root works in is root's."""
 
+from collections.abc import Iterator
+import contextlib
 import grp
 import os
 from pathlib import Path
+import pwd
 import shutil
 import stat
 import subprocess
@@ -51,6 +54,20 @@ class HostTest(base.TestCase):
             self.assertEqual(
                 expected, (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)), name
             )
+
+    @contextlib.contextmanager
+    def in_service(self) -> Iterator[None]:
+        """This process has the rights of one meanwhile."""
+        groups = os.getgroups()
+        os.setgroups([])
+        os.setegid(grp.getgrnam(_GROUP).gr_gid)
+        os.seteuid(pwd.getpwnam('nobody').pw_uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            os.setgroups(groups)
 
     def as_service(self, *command: object) -> int:
         return subprocess.run(
@@ -104,7 +121,7 @@ class HostTest(base.TestCase):
         self.set_up()
         records.write('x', records.Record(records.State.RUNS))
         records.check_mine('x')
-        with mock.patch.object(os, 'access', return_value=False):
+        with self.in_service():
             records.check_mine('y')
             with self.assertRaisesRegex(exception.StateInvalid, 'become root'):
                 records.check_mine('x')
@@ -118,8 +135,8 @@ class HostTest(base.TestCase):
             self.assertNotEqual(0, self.as_service('ls', self.state / 'own-locks'))
         records.note_fixation()
         self.assertNotEqual(0, self.as_service('touch', self.state / 'protected' / 'x'))
-        with mock.patch.object(os, 'geteuid', return_value=1000), locks.lock('vm-x', own=True):
-            self.assertEqual([], os.listdir(self.state / 'own-locks'))
+        with self.in_service(), locks.lock('vm-x', own=True):
+            self.assertEqual(['pcow-vm-x'], os.listdir(self.state / 'locks'))
 
     def test_what_is_there_is_left_alone(self) -> None:
         """A service can move a file of root's into its directories, from any that it may
