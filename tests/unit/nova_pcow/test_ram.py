@@ -378,7 +378,9 @@ class ServerTest(RamTestCase):
         storage.check_not_sent(server['id'])
         driver.destroy(context.get_admin_context(), instance, [], None, destroy_disks=False)
         error = self.assertRaises(ram.RamRefused, ram.provide, server['id'], RAM_MB * units.MIB)
-        self.assertIn(f'image delete --force {self.pool.name}/server-{server["id"]}-ram', str(error))
+        self.assertIn(
+            f'image delete --force {self.pool.name}/server-{server["id"]}-ram', str(error)
+        )
         self.pool.delete_image(f'server-{server["id"]}-ram', force=True)
         ram.provide(server['id'], RAM_MB * units.MIB)
 
