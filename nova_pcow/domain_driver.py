@@ -166,7 +166,9 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
                 config.boot_from_pmem(guest, image_meta)
             # The RAM of a rescue is the host's: its disks are no part of a checkpoint, and a revert
             # would tear what it mends.
-            if wanted.ram_size is not None and not rescue:
+            if wanted.ram_size is not None and rescue:
+                ram.check_not_reverting(instance.uuid)
+            elif wanted.ram_size is not None:
                 return ram.RamGuest(guest, ram.provide(instance.uuid, wanted.ram_size))
         return guest
 
@@ -200,6 +202,8 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
         super()._hard_reboot(
             context, instance, network_info, share_info, block_device_info, accel_info
         )
+        if flavor_module.is_pcow(instance):
+            self._forget_suspended(instance)  # what only a QEMU has given its name
 
     def power_off(self, instance: Any, timeout: int = 0, retry_interval: int = 0) -> None:
         """The first that a server's host hears when it is shelved or offloaded, and nothing is

@@ -18,6 +18,7 @@ import nova.conf
 from oslo_log import log as logging
 
 from nova_pcow import domain_driver
+from nova_pcow import interrupted
 from nova_pcow import inventory
 from nova_pcow import notes
 from pcow_driver.common import exception
@@ -48,6 +49,7 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
         except exception.PcowError as e:
             LOG.error('Servers with persistent memory will not start: %s', e)
         self._delete_leftovers()
+        interrupted.settle(self._host, host)
 
     def update_provider_tree(
         self, provider_tree: Any, nodename: str, allocations: Any = None

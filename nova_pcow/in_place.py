@@ -23,6 +23,7 @@ from pcow_driver.pools import device
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
+from pcow_driver.vm import tree as vm_tree
 
 _RESCUE_DISK = 'disk.rescue'  # Nova's name of it
 
@@ -191,6 +192,15 @@ class Server:
                 reason=(
                     'it is suspended, and would resume with what it had then: resume it first '
                     '(openstack server resume)'
+                ),
+            )
+        ram = self.domain.ram()
+        if not self.domain.active() and ram is not None and vm_tree.reverts_at_start(ram):
+            raise ServerRefused(
+                server=self.name,
+                reason=(
+                    'it was being reverted to a checkpoint, and its next start takes its images '
+                    'there: start it first, and stop it again'
                 ),
             )
         if any(name.startswith(reserved.RESIZE) for there in have.values() for name in there):

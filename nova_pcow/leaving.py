@@ -22,7 +22,10 @@ def check(instance: Any) -> None:
     """Called when Nova is about to stop a server, whatever for, and has changed nothing yet.
 
     :raises ServerStorageError: something would be lost, or could not be deleted
+    :raises RamRefused: the same
     """
+    if instance.task_state == task_states.RESCUING:
+        ram.check_not_reverting(instance.uuid)
     if instance.task_state == task_states.SHELVING_OFFLOADING:
         storage.check_deletable(instance.uuid)
     if instance.task_state in (task_states.SHELVING, task_states.SHELVING_OFFLOADING):

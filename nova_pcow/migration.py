@@ -98,14 +98,14 @@ def _resize_marks(path: str) -> list[str]:
 
 def _forget_failed(uuid: str) -> None:
     """Delete the marks of a resize that failed."""
-    for item in storage.find(uuid):
+    for item in storage.devices(uuid):
         for name in _resize_marks(item.path):
             image.snapshot_delete(item.path, name)
 
 
 def _mark(uuid: str, name: str) -> None:
     with contextlib.ExitStack() as undo:
-        for item in storage.find(uuid):
+        for item in storage.devices(uuid):
             with room.for_snapshot(item.path):
                 image.snapshot_create(item.path, name)
             undo.callback(_unmark, item.path, name)
@@ -129,15 +129,9 @@ def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
     :param is_here: the server is on this host now
     :raises PcowError: also if what was sent cannot be deleted
     """
-    marks = {item: _snapshots(item.path) for item in storage.find(uuid)}
+    marks = {item: _snapshots(item.path) for item in storage.devices(uuid)}
     if is_here:
-        active = found is not None and found.active()
-        for item in marks:
-            for name in _resize_marks(item.path):
-                if found is not None and active:
-                    found.snapshot_delete(name, item.path)
-                else:
-                    image.snapshot_delete(item.path, name)
+        _delete_marks([item.path for item in marks], found)
         return
     if not marks and not inventory.all_there():  # they lie in one pool
         raise storage.ServerStorageError(
@@ -147,11 +141,11 @@ def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
                 f'{storage.image_name(uuid, "*")}'
             )
         )
-    storage.delete(
-        uuid,
-        keep=frozenset(item.role for item, there in marks.items() if reserved.SENT not in there),
-    )
-    stays = [item.path for item in storage.find(uuid) if reserved.SENT in marks.get(item, ())]
+    keep = {item.role for item, there in marks.items() if reserved.SENT not in there}
+    if keep:
+        keep.add(storage.RAM)  # never sent, and so of who has the others
+    storage.delete(uuid, keep=frozenset(keep))
+    stays = [item.path for item in storage.devices(uuid) if reserved.SENT in marks.get(item, ())]
     if stays:
         raise storage.ServerStorageError(
             reason=(
@@ -160,7 +154,7 @@ def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
                 'why): delete it by hand'
             )
         )
-    for item in storage.find(uuid):
+    for item in storage.devices(uuid):
         for name in _resize_marks(item.path):
             try:
                 image.snapshot_delete(item.path, name)
@@ -171,6 +165,16 @@ def confirm(uuid: str, found: domain.Domain | None, *, is_here: bool) -> None:
                     name,
                     e,
                 )
+
+
+def _delete_marks(paths: list[str], found: domain.Domain | None) -> None:
+    active = found is not None and found.active()
+    for path in paths:
+        for name in _resize_marks(path):
+            if found is not None and active:
+                found.snapshot_delete(name, path)
+            else:
+                image.snapshot_delete(path, name)
 
 
 def forget(uuid: str, found: domain.Domain | None) -> None:
@@ -195,7 +199,7 @@ def revert(uuid: str, old: flavor_module.PcowFlavor, migration: int) -> None:
         ram.drop(uuid)
     elif old.has_ram:
         keep.add(storage.RAM)
-    for item in storage.find(uuid):
+    for item in storage.devices(uuid):
         marks, name = _snapshots(item.path), _resize_mark(migration)
         if item.role in keep and name in marks:
             image.snapshot_revert(item.path, name)
@@ -240,7 +244,7 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
     """
     _forget_failed(uuid)
     sent = []
-    for item in storage.find(uuid):
+    for item in storage.devices(uuid):
         info, damage = image.info(item.path), image.check_data(item.path).damage
         if damage is not None:
             LOG.error('%s is damaged, and is sent as it is: %s', item.path, damage)
@@ -494,7 +498,7 @@ def check_evacuation(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
             )
         )
     storage.check_not_sent(uuid)
-    for item in storage.find(uuid):
+    for item in storage.devices(uuid):
         try:
             image.info(item.path)  # without force_share: fails while a writer has it
         except exception.ToolFailed as e:
@@ -547,7 +551,7 @@ def grow(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     :raises PcowError:
     """
     sizes = _sizes(wanted)
-    for item in storage.find(uuid):
+    for item in storage.devices(uuid):
         # The same size: also of one whose growth was interrupted.
         if item.role in sizes and sizes[item.role] >= device.window(item.path).size:
             device.extend(item.pool, storage.image_name(uuid, item.role), sizes[item.role])

@@ -72,6 +72,20 @@ def check(flavor: Any, image_meta: Any) -> None:
         )
 
 
+def check_class(*, is_page_cache: bool) -> None:
+    """Of the pool that placement has chosen on another host.
+
+    :raises RamRefused:
+    """
+    if is_page_cache:
+        raise RamRefused(
+            reason=(
+                f'its pool on the new host is of class page-cache, on which no RAM can be: give '
+                f'the flavor trait:{flavor_module.CLASS_TRAITS["page-cache"]}=forbidden'
+            )
+        )
+
+
 class RamGuest(vconfig.LibvirtConfigGuest):
     """Another guest, with this image as its RAM."""
 
@@ -116,8 +130,7 @@ def provide(uuid: str, size: int) -> str:
     """
     found = _find(uuid)
     try:
-        if found is not None and found.virtual_size() != size:
-            give_up(uuid)
+        is_old = found is not None and found.virtual_size() != size
     except exception.ToolFailed as e:
         raise RamRefused(
             reason=(
@@ -126,6 +139,8 @@ def provide(uuid: str, size: int) -> str:
                 f'{storage.root(uuid).pool.name}/{storage.image_name(uuid, storage.RAM)}'
             )
         ) from e
+    if is_old:
+        give_up(uuid)
     # a server lies in one pool
     return vm_ram.provide(storage.root(uuid).pool, storage.image_name(uuid, storage.RAM), size)
 
@@ -163,6 +178,21 @@ def check_no_checkpoints(uuid: str) -> None:
         )
 
 
+def check_not_reverting(uuid: str) -> None:
+    """Make sure that the next start does not take the images elsewhere.
+
+    :raises RamRefused:
+    """
+    found = _find(uuid)
+    if found is not None and tree.reverts_at_start(found.path):
+        raise RamRefused(
+            reason=(
+                'the server was being reverted to a checkpoint, and its next start takes its '
+                'images there, with what is changed in them until then: start it first'
+            )
+        )
+
+
 def give_up(uuid: str) -> None:
     """Delete the image of a server that is off.
 
@@ -181,12 +211,17 @@ def drop(uuid: str) -> None:
     found = _find(uuid)
     if found is None:
         return
-    homes = [one for one in _snapshots(found.path) if one.vm_state_size]
+    try:
+        # by which QEMU knows the parts as well, whatever either is called
+        dates = {one.date for one in _snapshots(found.path) if one.vm_state_size}
+    except exception.ToolFailed as e:
+        LOG.warning('What checkpoints of the server have in its other images stays: %s', e)
+        dates = set()
     parts = [
         (item.path, one.name)
         for item in storage.devices(uuid)
         for one in _snapshots(item.path)
-        if any(_is_part(one, home) for home in homes)
+        if one.date in dates
     ]
     for path, name in parts:  # should this be cut off
         LOG.info('%s: the snapshot %s goes with the RAM of the server', path, name)
@@ -194,11 +229,6 @@ def drop(uuid: str) -> None:
     found.pool.delete_image(found.name, force=True)
     for path, name in parts:
         image.snapshot_delete(path, name)
-
-
-def _is_part(one: model.Snapshot, home: model.Snapshot) -> bool:
-    """Of one checkpoint, of which either may be marked as half deleted."""
-    return one.date == home.date and (one.name.endswith(home.name) or home.name.endswith(one.name))
 
 
 def _find(uuid: str) -> storage.ServerImage | None:
@@ -212,9 +242,17 @@ def _snapshots(path: str) -> list[model.Snapshot]:
 def suspend(found: domain.Domain) -> None:
     """Keep RAM, devices and what lies in the images, and end the guest.
 
-    :raises PcowError: QEMU refuses it, and says why, or does not end; the guest goes on
+    :raises PcowError: it does not run; QEMU refuses it, and says why, or does not end. The guest
+        goes on
     """
     with domain.errors():
+        if not found.running():
+            raise RamRefused(
+                reason=(
+                    'its guest does not run now (virsh domstate --reason tells why): it would not '
+                    'be clear what it is to go on from'
+                )
+            )
         _forget_left(found)
         try:
             found.suspend()  # what is stored behind the checkpoint would be lost
@@ -222,11 +260,12 @@ def suspend(found: domain.Domain) -> None:
             found.destroy()
         except BaseException:
             with interrupt.clearing_up():
-                _go_on(found)
+                go_on(found)
             raise
 
 
-def _go_on(found: domain.Domain) -> None:
+def go_on(found: domain.Domain) -> None:
+    """Of one that was not suspended in the end; errors are only logged."""
     try:
         with domain.errors():
             if found.active() and not found.running():
@@ -240,20 +279,50 @@ def is_suspended(found: domain.Domain) -> bool:
     return found.is_checkpoint(reserved.SUSPENDED)
 
 
+def may_be_suspended(found: domain.Domain) -> bool:
+    """The same of one that is off, or what a power cut has left is that: a QEMU will know."""
+    path = found.ram()
+    return is_suspended(found) or (path is not None and tree.is_unfinished_in(path))
+
+
 def resume(found: domain.Domain) -> None:
     """Go on from where :func:`suspend` ended the guest. What a service that was killed has begun of
     that is taken to its end.
 
-    :raises PcowError: QEMU refuses it, and says why; it is still suspended
+    What it goes on from is deleted before it does: nobody can take the guest back there later.
+
+    :raises PcowError: QEMU refuses it, and says why, and it is still suspended; or there is nothing
+        to go on from
     """
     with domain.errors():
         if not found.active():
-            checkpoint.start_at(found, reserved.SUSPENDED)
-        elif found.paused_on_purpose():
-            if not found.has_run():
-                checkpoint.revert(found, reserved.SUSPENDED)
-            found.resume()
-    forget_suspended(found)
+            _check_resumes(found)
+            checkpoint.start_at(found, reserved.SUSPENDED, run=False)
+        elif found.running():
+            forget_suspended(found)
+            return
+        elif not found.paused_on_purpose():
+            raise RamRefused(
+                reason=(
+                    'it was started by somebody else and does not run (virsh domstate --reason '
+                    'tells why): reboot it hard, which gives up what it was suspended at'
+                )
+            )
+        elif is_suspended(found) and not found.has_run():
+            checkpoint.revert(found, reserved.SUSPENDED)
+        if is_suspended(found):
+            checkpoint.delete(found, reserved.SUSPENDED)
+        found.resume()
+
+
+def _check_resumes(found: domain.Domain) -> None:
+    if not may_be_suspended(found):
+        raise RamRefused(
+            reason=(
+                f'its RAM has no checkpoint {reserved.SUSPENDED}, so there is nothing to go on '
+                f'from: reboot it hard, and it boots'
+            )
+        )
 
 
 def forget_suspended(found: domain.Domain) -> None:

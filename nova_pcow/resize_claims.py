@@ -32,6 +32,23 @@ def of_server(context: Any, uuid: str) -> dict[str, Any]:
         raise _not_asked(e) from e
 
 
+def is_on_class(context: Any, uuid: str, persistence: str) -> bool:
+    """Whether a server claims its memory in a pool of this class.
+
+    :param persistence: of :data:`nova_pcow.flavor.CLASS_TRAITS`
+    :raises PlacementMismatch: placement cannot be asked
+    """
+    client, trait = report.report_client_singleton(), flavor_module.CLASS_TRAITS[persistence]
+    try:
+        return any(
+            trait in client.get_provider_traits(context, provider).traits
+            for provider, item in of_server(context, uuid).items()
+            if flavor_module.RESOURCE_CLASS in item['resources']
+        )
+    except (nova_exception.NovaException, keystone_exception.ClientException) as e:
+        raise _not_asked(e) from e
+
+
 def _not_asked(error: Exception) -> inventory.PlacementMismatch:
     return inventory.PlacementMismatch(
         reason=f'placement cannot be asked, try again later ({error})'

@@ -196,17 +196,28 @@ def forget_all(virtual_domain: Any) -> None:
 
 @contextlib.contextmanager
 def suspend_errors() -> Iterator[None]:
-    """:raises InstanceSuspendFailure: it was refused; the server goes on"""
+    """Nova tells the reason, and the server is ACTIVE as before.
+
+    :raises InstanceFaultRollback: it was refused; the server goes on
+    """
     try:
         yield
     except (exception.PcowError, _libvirt().libvirtError) as e:
-        raise nova_exception.InstanceSuspendFailure(reason=str(e)) from e
+        raise nova_exception.InstanceFaultRollback(
+            nova_exception.InstanceSuspendFailure(reason=str(e))
+        ) from e
 
 
 @contextlib.contextmanager
 def resume_errors() -> Iterator[None]:
-    """:raises InstanceResumeFailure: it was refused; the server is still suspended"""
+    """Nova tells the reason, and the server is SUSPENDED as before: in ERROR nothing but a reboot
+    would be allowed, which gives up what it was suspended at.
+
+    :raises InstanceFaultRollback: it was refused
+    """
     try:
         yield
-    except (exception.PcowError, _libvirt().libvirtError) as e:
-        raise nova_exception.InstanceResumeFailure(reason=str(e)) from e
+    except (exception.PcowError, nova_exception.NovaException, _libvirt().libvirtError) as e:
+        raise nova_exception.InstanceFaultRollback(
+            nova_exception.InstanceResumeFailure(reason=str(e))
+        ) from e

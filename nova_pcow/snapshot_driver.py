@@ -84,14 +84,11 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         guest = self._host.get_guest(instance) if flavor_module.is_pcow(instance) else None
         has_ram = guest is not None and flavor_module.of(instance).has_ram
         found = domain.Domain(self._host.get_connection(), instance.name) if has_ram else None
-        if guest is None or not (
-            snapshot_module.suspended(guest._domain) is not None
-            or (found is not None and ram.is_suspended(found))
-        ):
+        if guest is None or (found is None and snapshot_module.suspended(guest._domain) is None):
             super().resume(context, instance, network_info, block_device_info, share_info)
             return
-        self.plug_vifs(instance, network_info)
         with snapshot_module.resume_errors():
+            self.plug_vifs(instance, network_info)
             if found is None:
                 snapshot_module.resume(guest._domain)
             else:

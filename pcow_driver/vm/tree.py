@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import os
 
 from pcow_driver.common import exception
 from pcow_driver.common import names
@@ -148,6 +149,23 @@ def is_checkpoint(home: image_model.Snapshot) -> bool:
 def is_unfinished(home: image_model.Snapshot) -> bool:
     """It is one as soon as a QEMU has it open: all that it is made of is there."""
     return home.vm_state_size > 0 and home.name.startswith((_TAKING, _REVERTING))
+
+
+def is_unfinished_in(ram: str) -> bool:
+    """Whether the image that is the RAM of a VM has an unfinished one; False: it is not there."""
+    return os.path.exists(ram) and any(
+        map(is_unfinished, image.snapshot_list(ram, force_share=True))
+    )
+
+
+def reverts_at_start(ram: str) -> bool:
+    """Whether a checkpoint of a VM that is off was being gone back to: the next QEMU takes all its
+    images there. False: the image that is its RAM is not there.
+    """
+    return os.path.exists(ram) and any(
+        is_unfinished(home) and home.name.startswith(_REVERTING)
+        for home in image.snapshot_list(ram, force_share=True)
+    )
 
 
 def _nearest(

@@ -186,7 +186,7 @@ class ServerTest(base.TestCase):
 
     def test_checkpoint(self) -> None:
         """Its RAM would stay what it is."""
-        self.useFixture(checkpoints.Checkpoints())
+        made, loading = self.useFixture(checkpoints.Checkpoints()), '.loading-checkpoint-1.2-3'
         self.changed()
         ram = self.pool.create_image(f'server-{_UUID}-ram', size=2 * units.MIB)
         for path in (*self.paths, ram):
@@ -198,6 +198,11 @@ class ServerTest(base.TestCase):
         image.snapshot_create(ram, 'nova-suspended')
         self.refused('it is suspended')
         image.snapshot_delete(ram, 'nova-suspended')
+        made.names.add(loading)
+        program = tool.find('pcow_img')
+        tool.run(program, 'snapshot', '--rename', checkpoints.WARM, loading, ram)
+        self.refused('was being reverted to a checkpoint')
+        tool.run(program, 'snapshot', '--delete', loading, ram)
         self.server.revert('before')
 
     def test_running(self) -> None:

@@ -16,6 +16,8 @@ from nova import context
 from nova import exception as nova_exception
 from nova import objects
 from nova.compute import task_states
+from nova.compute import vm_states
+from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.api import client
 from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
@@ -24,12 +26,14 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslotest import base as oslotest_base
 
 from nova_pcow import flavor
+from nova_pcow import interrupted
 from nova_pcow import inventory
 from nova_pcow import leaving
 from nova_pcow import live_migration
 from nova_pcow import migration as migration_module
 from nova_pcow import ram
 from nova_pcow import reserved
+from nova_pcow import resize_claims
 from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.common import tool
@@ -43,6 +47,10 @@ from tests.unit.nova_pcow import checkpoints
 from tests.unit.pcow_driver.vm import recorded
 
 RAM_MB = 256
+# as QEMU marks them (migration/pcow/checkpoint.h)
+_ID = '20261128T120000.000000000-6ba7b810-9dad-11d1-80b4-00c04fd430c8'
+TAKING, LOADING = f'.checkpoint-{_ID}', f'.loading-checkpoint-{_ID}'
+DELETING = f'.deleting-{_ID}'
 
 
 def parse(
@@ -159,6 +167,18 @@ class RamTestCase(base.ServersTestCase):
         """A checkpoint, as far as the images have it."""
         for item in storage.find(server['id']):
             image.snapshot_create(item.path, name)
+
+    def see_ram(self, server: Any) -> None:
+        """In the domain's XML, of which Nova's libvirt for tests drops the metadata."""
+        path = self.path(server)
+        self.useFixture(
+            fixtures.MonkeyPatch('pcow_driver.virt.domain.Domain.ram', lambda _found: path)
+        )
+
+    def damage(self, server: Any) -> None:
+        """Its RAM is no pcow image any more."""
+        with open(self.path(server), 'r+b') as file:
+            file.write(bytes(4 * units.MIB))
 
     def snapshots(self, server: Any) -> dict[str, list[str]]:
         return {
@@ -340,13 +360,6 @@ class ServerTest(RamTestCase):
         self.check_ram(server)
         self.check_kept(server)
 
-    def see_ram(self, server: Any) -> None:
-        """In the domain's XML, of which Nova's libvirt for tests drops the metadata."""
-        path = self.path(server)
-        self.useFixture(
-            fixtures.MonkeyPatch('pcow_driver.virt.domain.Domain.ram', lambda _found: path)
-        )
-
     def test_host_that_comes_back(self) -> None:
         """The server was evacuated, and is suspended on the other host, with images that both see:
         it resumes there.
@@ -371,8 +384,7 @@ class ServerTest(RamTestCase):
         server = self.boot(self.make_ram_flavor())
         self._stop_server(server)
         self.see_ram(server)
-        with open(self.path(server), 'r+b') as file:
-            file.write(bytes(4 * units.MIB))
+        self.damage(server)
         driver, instance = self.computes['compute1'].driver, self.instance(server)
         driver._forget_suspended(instance)
         storage.check_not_sent(server['id'])
@@ -401,6 +413,122 @@ class ServerTest(RamTestCase):
             self.assertRaises(
                 client.OpenStackApiException, self.make_ram_flavor, specs={'pcow:ram': value}
             )
+
+
+class InterruptedTest(RamTestCase):
+    """The service ended while a server was suspended or resumed."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.server = self.boot(self.make_ram_flavor())
+        self.see_ram(self.server)
+        # Nova's libvirt for tests lacks it
+        self.useFixture(
+            fixtures.MonkeyPatch(
+                'nova.tests.fixtures.libvirt.Domain.state', lambda found: (found._state, 1)
+            )
+        )
+        # and takes a paused one for one that is off
+        self.useFixture(
+            fixtures.MonkeyPatch(
+                'nova.tests.fixtures.libvirt.Domain.isActive',
+                lambda found: int(found._state != fakelibvirt.VIR_DOMAIN_SHUTOFF),
+            )
+        )
+        self.driver = self.computes['compute1'].driver
+        self.virtual = self.driver._host.get_guest(self.instance(self.server))._domain
+
+    def settle(self, vm_state: str, task_state: str) -> str:
+        """What becomes of it."""
+        found = self.instance(self.server)
+        found.vm_state, found.task_state = vm_state, task_state
+        found.save()
+        interrupted.settle(self.driver._host, 'compute1')
+        found.refresh()
+        self.assertIsNone(found.task_state)
+        return str(found.vm_state)
+
+    def forget(self) -> None:
+        for item in storage.find(self.server['id']):
+            for one in image.snapshot_list(item.path):
+                image.snapshot_delete(item.path, one.name)
+
+    def test_off(self) -> None:
+        self.virtual.destroy()
+        for name in ('', reserved.SUSPENDED, TAKING, LOADING):
+            with self.subTest(name):
+                if name:
+                    self.checkpoints.names.add(name)
+                    self.take(self.server)
+                    tool.run(
+                        tool.find('pcow_img'),
+                        'snapshot',
+                        '--rename',
+                        checkpoints.WARM,
+                        name,
+                        self.path(self.server),
+                    )
+                self.assertEqual(
+                    vm_states.SUSPENDED, self.settle(vm_states.SUSPENDED, task_states.RESUMING)
+                )
+                self.assertEqual(
+                    vm_states.SUSPENDED if name else vm_states.ACTIVE,
+                    self.settle(vm_states.ACTIVE, task_states.SUSPENDING),
+                )
+                self.forget()
+
+    def test_running(self) -> None:
+        with mock.patch.object(ram, 'forget_suspended') as forget:
+            for vm_state, task_state in (
+                (vm_states.SUSPENDED, task_states.RESUMING),
+                (vm_states.ACTIVE, task_states.SUSPENDING),
+            ):
+                self.assertEqual(vm_states.ACTIVE, self.settle(vm_state, task_state))
+        self.assertEqual(2, forget.call_count)
+
+    def test_paused(self) -> None:
+        """What suspends goes on; what resumes can be resumed again."""
+        self.virtual.suspend()
+        with (
+            mock.patch.object(domain.Domain, 'paused_on_purpose', return_value=True),
+            mock.patch.object(ram, 'forget_suspended') as forget,
+        ):
+            self.assertEqual(
+                vm_states.SUSPENDED, self.settle(vm_states.SUSPENDED, task_states.RESUMING)
+            )
+            forget.assert_not_called()
+            self.assertEqual(
+                vm_states.ACTIVE, self.settle(vm_states.ACTIVE, task_states.SUSPENDING)
+            )
+            forget.assert_called_once()
+        self.assertEqual(1, self.virtual.state()[0])
+
+    def test_libvirt_is_busy(self) -> None:
+        found = self.instance(self.server)
+        found.task_state = task_states.SUSPENDING
+        found.save()
+        self.virtual.suspend()
+        with mock.patch.object(domain.Domain, 'paused_on_purpose', return_value=False):
+            interrupted.settle(self.driver._host, 'compute1')
+        found.refresh()
+        self.assertEqual(task_states.SUSPENDING, found.task_state)
+
+    def test_refused_resume(self) -> None:
+        """It is SUSPENDED as before, and its fault says why."""
+        found = self.instance(self.server)
+        found.vm_state = vm_states.SUSPENDED
+        found.save()
+        self.virtual.destroy()
+        self.act(self.server, 'resume')
+        server = self.api.get_server(self.server['id'])
+        self.assertEqual('SUSPENDED', server['status'])
+        self.assertIn('nothing to go on from', self.event_words(self.server, 'resume'))
+
+    def test_refused_suspend(self) -> None:
+        with mock.patch.object(domain.Domain, 'running', return_value=False):
+            self.act(self.server, 'suspend')
+        self.assertEqual('ACTIVE', self.api.get_server(self.server['id'])['status'])
+        self.assertIn('does not run now', self.event_words(self.server, 'suspend'))
 
 
 class ResizeTest(RamTestCase):
@@ -467,7 +595,7 @@ class ResizeTest(RamTestCase):
         """The next QEMU finishes it: it is one already."""
         self._stop_server(self.server)
         self.take(self.server)
-        for name in ('.checkpoint-warm', '.loading-checkpoint-1-2'):
+        for name in (TAKING, LOADING):
             self.checkpoints.names.add(name)
             self.rename(checkpoints.WARM, name)
             error = self.assertRaises(ram.RamRefused, ram.give_up, self.server['id'])
@@ -477,16 +605,60 @@ class ResizeTest(RamTestCase):
     def test_checkpoint_that_is_half_deleted(self) -> None:
         """It is none any more, and leaves nothing."""
         self._stop_server(self.server)
-        self.take(self.server)
-        self.checkpoints.names.add('.deleting-warm')
-        self.rename(checkpoints.WARM, '.deleting-warm')
-        ram.give_up(self.server['id'])
+        for deleted in ('ram', 'root'):
+            with self.subTest(deleted):
+                self.take(self.server)
+                self.checkpoints.names.add(DELETING)
+                self.rename(checkpoints.WARM, DELETING, deleted)
+                if deleted == 'ram':
+                    ram.give_up(self.server['id'])
+                else:
+                    ram.drop(self.server['id'])
+                self.assertEqual({'root': []}, self.snapshots(self.server))
+                ram.provide(self.server['id'], RAM_MB * units.MIB)
+
+    def test_checkpoint_that_was_cut_off_goes_with_the_ram(self) -> None:
+        self._stop_server(self.server)
+        for name in (TAKING, LOADING):
+            self.take(self.server)
+            self.checkpoints.names.add(name)
+            self.rename(checkpoints.WARM, name)
+            ram.drop(self.server['id'])
+            self.assertEqual({'root': []}, self.snapshots(self.server))
+            ram.provide(self.server['id'], RAM_MB * units.MIB)
+
+    def test_damaged_image(self) -> None:
+        """It has no mark of a resize, so it keeps none from its end."""
+        self._stop_server(self.server)
+        old = flavor.of(self.instance(self.server))
+        migration_module.mark(self.server['id'], 7)
+        self.damage(self.server)
+        migration_module.check_evacuation(self.server['id'], old)
+        migration_module.confirm(self.server['id'], None, is_here=True)
+        self.assertEqual([], image.snapshot_list(self.path(self.server, 'root')))
+        migration_module.mark(self.server['id'], 8)
+        with self.assertLogs('nova_pcow.ram', 'WARNING') as logs:
+            migration_module.revert(self.server['id'], old, 8)
+        self.assertIn('What checkpoints of the server have', logs.output[0])
         self.assertEqual({'root': []}, self.snapshots(self.server))
 
-    def rename(self, name: str, new: str) -> None:
-        """In the image that is the RAM, as QEMU does."""
+    def test_rescue_while_it_is_reverted(self) -> None:
+        """What is mended would be gone with the next start."""
+        self.take(self.server)
+        self._stop_server(self.server)
+        self.checkpoints.names.add(LOADING)
+        self.rename(checkpoints.WARM, LOADING)
+        instance = self.instance(self.server)
+        instance.task_state = task_states.RESCUING
+        error = self.assertRaises(ram.RamRefused, leaving.check, instance)
+        self.assertIn('was being reverted', str(error))
+        self.rename(LOADING, checkpoints.WARM)
+        leaving.check(instance)
+
+    def rename(self, name: str, new: str, role: str = 'ram') -> None:
+        """As QEMU does."""
         program = tool.find('pcow_img')
-        tool.run(program, 'snapshot', '--rename', name, new, self.path(self.server))
+        tool.run(program, 'snapshot', '--rename', name, new, self.path(self.server, role))
 
     def test_revert_of_one_that_did_not_begin(self) -> None:
         """nova-compute ended before it looked: nothing goes."""
@@ -508,6 +680,17 @@ class ResizeTest(RamTestCase):
                 exception.PoolInvalid, migration_module.check_stays, self.server['id'], wanted
             )
         migration_module.check_stays(self.server['id'], wanted)
+
+    def test_pool_of_another_host(self) -> None:
+        """Placement has chosen it, and knows its class."""
+        admin, uuid = context.get_admin_context(), self.server['id']
+        claims = resize_claims.of_server(admin, uuid)
+        persistence = self.pool.persistence()
+        self.assertTrue(claims)
+        self.assertTrue(resize_claims.is_on_class(admin, uuid, persistence))
+        ram.check_class(is_page_cache=resize_claims.is_on_class(admin, uuid, 'page-cache'))
+        error = self.assertRaises(ram.RamRefused, ram.check_class, is_page_cache=True)
+        self.assertIn('CUSTOM_PCOW_PAGE_CACHE=forbidden', str(error))
 
     def test_what_is_sent_to_another_host(self) -> None:
         """Not the RAM, of which nothing stays, either."""
@@ -531,8 +714,10 @@ class _Runs(recorded.Recorded):
 
     paused, destroys, resumes = False, True, True
 
+    reason = 1  # somebody wants it so
+
     def state(self) -> tuple[int, int]:
-        return (3, 1) if self.paused else (1, 0)
+        return (3, self.reason) if self.paused else (1, 0)
 
     def suspend(self) -> None:
         self.calls.append('suspend')
@@ -552,7 +737,7 @@ class _Runs(recorded.Recorded):
 
     def createWithFlags(self, flags: int) -> None:  # noqa: N802
         super().createWithFlags(flags)
-        self.active = True
+        self.active = self.paused = True
 
 
 class SuspendTest(recorded.TestCase):
@@ -602,21 +787,57 @@ class SuspendTest(recorded.TestCase):
             self.assertIn('does not end', str(error))
             self.assertEqual(not resumes, self.runs.paused)
 
+    def test_guest_that_does_not_run(self) -> None:
+        """Nobody has it go on: after a revert that failed its images are of different moments."""
+        self.runs.paused = True
+        error = self.assertRaises(ram.RamRefused, ram.suspend, self.found)
+        self.assertIn('does not run', str(error))
+        self.assertEqual([], self.recorded.calls)
+
     def test_resume_that_was_cut_off(self) -> None:
         """By the end of nova-compute, wherever that was."""
-        goes_back = [self.command('revert'), 'resume']
-        for paused, has_run, expected in (
-            (True, False, goes_back),
-            (True, True, ['resume']),
-            (False, True, []),
+        gone = self.command('delete')
+        for paused, has_run, is_there, expected in (
+            (True, False, True, [self.command('revert'), gone, 'resume']),
+            (True, False, False, ['resume']),
+            (True, True, True, [gone, 'resume']),
+            (False, True, True, [gone]),
+            (False, True, False, []),
         ):
-            self.suspended()
+            if is_there:
+                self.suspended()
+            else:
+                self.write([], [])
             self.recorded.calls.clear()
             self.runs.paused = paused
             self.recorded.replies['query-status'] = {'status': 'paused' if has_run else 'prelaunch'}
             ram.resume(self.found)
             done = [call for call in self.recorded.calls if call != ('query-status', {})]
-            self.assertEqual([*expected, self.command('delete')], done)
+            self.assertEqual(expected, done)
+
+    def test_resume_of_one_that_crashed(self) -> None:
+        """Somebody has started it meanwhile."""
+        self.suspended()
+        self.runs.paused, self.runs.reason = True, 5
+        error = self.assertRaises(ram.RamRefused, ram.resume, self.found)
+        self.assertIn('reboot it hard', str(error))
+        self.assertEqual([], self.recorded.calls)
+
+    def test_resume_after_a_power_cut_within_one(self) -> None:
+        """The name is a mark then, which the next QEMU resolves."""
+        self.recorded.active = False
+        self.write([recorded.snapshot(1, LOADING) | {'vm-state-size': 500}], [])
+        self.assertFalse(ram.is_suspended(self.found))
+        ram.resume(self.found)
+        self.assertEqual([('create', 1), self.command('revert'), 'resume'], self.recorded.calls)
+
+    def test_nothing_to_resume_from(self) -> None:
+        """It would boot, and nobody would be told."""
+        self.recorded.active = False
+        self.write([], [])
+        error = self.assertRaises(ram.RamRefused, ram.resume, self.found)
+        self.assertIn('nothing to go on from', str(error))
+        self.assertEqual([], self.recorded.calls)
 
     def test_what_an_earlier_suspension_has_left(self) -> None:
         """In a volume, which another server has had then."""
@@ -639,7 +860,7 @@ class SuspendTest(recorded.TestCase):
         self.assertTrue(ram.is_suspended(self.found))
         ram.resume(self.found)
         self.assertEqual(
-            [('create', 1), self.command('revert'), 'resume', self.command('delete')],
+            [('create', 1), self.command('revert'), self.command('delete'), 'resume'],
             self.recorded.calls,
         )
 
