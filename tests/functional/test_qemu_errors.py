@@ -23,15 +23,15 @@ PAGE = 4096
 SLOT = 6
 
 
-def cut(base: Path) -> None:
-    """Take the last page of an image that is full away, as a storage system that loses a file's end
-    would.
+def cut(base: Path, pages: int = 1) -> None:
+    """Take the last pages of an image that is full away, as a storage system that loses a file's
+    end would.
     """
     for extent in json.loads(backend.tool('pcow-img', 'map', '--output=json', base)):
         if extent['start'] + extent['length'] == backend.SIZE:
-            os.truncate(base, extent['offset'] + extent['length'] - PAGE)
+            os.truncate(base, extent['offset'] + extent['length'] - pages * PAGE)
             return
-    raise AssertionError(f'{base} has no last page')
+    raise AssertionError(f'{base} has no last pages')
 
 
 def check_after_kill(image: Path) -> None:

@@ -10,10 +10,14 @@ from tests.functional import images
 from tests.functional import qemu
 from tests.functional import test_qemu_backend as backend
 from tests.functional import virtio
+from tests.functional.qtest_devices import virtio_gpu
+from tests.functional.test_qemu_errors import cut
 
 PAGE = 4096
 SLOT = 6
 HALF = backend.SIZE // 2
+BGRX = 2  # VIRTIO_GPU_FORMAT_B8G8R8X8_UNORM
+LOST = 100  # pages; QEMU covers 64 at once (backends/pcow/cover.c)
 EVENT_SECOND = 'clock_step 1000000001'  # of the monitor, whose clock the test moves
 RNG = (
     '-object',
@@ -92,6 +96,42 @@ class FloodTest(backend.PoolTest):
             self.image.unlink()
             self.shrink()
             backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
+
+    def test_picture_from_memory_that_is_lost(self) -> None:
+        """A card that has mapped it before loads it by a pointer, from more pages than can be
+        covered: it gets zeros, and the VM is stopped.
+        """
+        self.image = self.directory / 'overlay.pcow'
+        self.overlay()
+        card = ('-device', f'virtio-gpu-pci,addr={SLOT:#x}')
+        with qemu.Qemu(self.directory, *backend.backend(self.image), *card) as vm:
+            gpu = virtio_gpu.Gpu(vm, SLOT)
+            size = (PAGE // 4, LOST)  # a line lies in a page
+            gpu.create(1, BGRX, *size)
+            end = vm.address('nv0') + backend.SIZE
+            gpu.attach(1, [(end - number * PAGE, PAGE) for number in range(1, LOST + 1)])
+            gpu.show(1, *size)
+            gpu.transfer(1, (0, 0, *size), 0)
+            gpu.flush(1, (0, 0, *size))
+            self.assertEqual({0x5A}, self.screen(vm))
+            cut(self.directory / 'base.pcow', LOST)
+            gpu.transfer(1, (0, 0, *size), 0)
+            self.assertEqual('io-error', vm.wait_status('io-error'))
+            events = self.events(vm, 'PCOW_ERROR')
+            self.assertEqual(LOST, events[-1]['count'], events)
+            vm.qmp('cont')
+            gpu.flush(1, (0, 0, *size))
+            self.assertEqual({0}, self.screen(vm))
+            self.assertEqual('running', vm.wait_status('running'))
+            self.assertEqual(b'\x5a' * 8, vm.read(vm.address('nv0') + HALF, 8))
+            vm.quit()
+        self.assertEqual(0, vm.process.returncode)
+
+    def screen(self, vm: qemu.Qemu) -> set[int]:
+        """Which bytes a picture of it has."""
+        path = self.directory / 'screen.ppm'
+        vm.qmp('screendump', filename=str(path))
+        return set(path.read_bytes().split(b'\n', 3)[3])
 
     def test_events_of_stores_that_fail(self) -> None:
         other = self.pool / 'other.pcow'

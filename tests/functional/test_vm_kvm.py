@@ -111,7 +111,7 @@ class KvmTest(VmTestCase):
     PERSISTENCE = {'tmpfs': 'volatile', 'pmem': 'pmem', 'page-cache': 'page-cache'}
     # in another outer machine
     MEDIA = ('media-errors@pmem', 'full-fails@tmpfs')
-    MEDIA_LONG = ('media-errors@tmpfs', 'media-deaf@tmpfs')
+    MEDIA_LONG = ('media-errors@tmpfs', 'media-deaf@tmpfs', 'media-many@tmpfs')
     # What depends on the kernel of the host most: how KVM tells of a store, and what it does with
     # one that it emulates itself.
     NEWER = ('stores@tmpfs', 'pool-full@tmpfs', 'full-emulated@tmpfs', 'vhost@tmpfs')

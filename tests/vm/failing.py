@@ -4,6 +4,8 @@ with machine checks, and so does its host."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -80,14 +82,15 @@ class Guest:
             mapped anew
         """
         extent = self._map('-s', page, '-l', PAGE)[0]
-        command = [
-            sys.executable,
-            '-B',
-            '-m',
-            'tests.vm.lose',
-            extent['filename'],
-            str(extent['offset']),
-        ]
+        with self._losing(extent['filename'], [extent['offset']]):
+            if access:
+                time.sleep(self._settle)
+                self.check(access, page, '')
+
+    @contextlib.contextmanager
+    def _losing(self, path: str, offsets: list[int]) -> Iterator[None]:
+        """Pages of a file are lost when this is left."""
+        command = [sys.executable, '-B', '-m', 'tests.vm.lose', path, *map(str, offsets)]
         with subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -97,12 +100,46 @@ class Guest:
         ) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            if access:
-                time.sleep(self._settle)
-                self.check(access, page, '')
+            yield
             _output, errors = process.communicate('\n', machine.COMMAND_SECONDS)
         if process.returncode:
-            raise machine.Failure(f'{" ".join(command)}: {errors[-2000:]}')
+            raise machine.Failure(f'{command[:5]}: {errors[-2000:]}')
+
+    def take_many(self, count: int) -> list[int]:
+        """Pages of the image itself, none of them beside another one.
+
+        :raises Failure: there are not so many
+        """
+        found = [
+            int(page)
+            for extent in self._extents
+            if extent['present'] and extent['data'] and extent['depth'] == 0
+            for page in range(
+                max(extent['start'], _DATA_OFFSET), extent['start'] + extent['length'], 2 * PAGE
+            )
+            if page // (2 * chain.MIB) not in self._taken
+        ]
+        if len(found) < count:
+            raise machine.Failure(f'the image has {len(found)} pages of its own, not {count}')
+        self._taken.update(page // (2 * chain.MIB) for page in found[:count])
+        return found[:count]
+
+    @contextlib.contextmanager
+    def losing_many(self, pages: list[int]) -> Iterator[None]:
+        """All are lost at once when this is left, while QEMU maps them; how many of them it is told
+        of is the kernel's doing.
+        """
+        places = {
+            extent['start'] + at: extent['offset'] + at
+            for extent in self._map()
+            if extent['present'] and extent['data'] and extent['depth'] == 0
+            for at in range(0, extent['length'], PAGE)
+        }
+        with self._losing(str(self._image), [places[page] for page in pages]):
+            for page in pages:
+                self.check('error-load', page, '')
+            yield
+        self.lost += pages
 
     def lose(self, page: int, dirty: bool = False) -> None:
         """The same, and QEMU hears of it, which has it mapped.

@@ -58,6 +58,7 @@ PLANS = {
         ('media-errors', 'pmem'),
         ('media-errors', 'xfs'),
         ('media-deaf', 'tmpfs'),
+        ('media-many', 'tmpfs'),
         ('media-dropped', 'page-cache'),
         ('full-fails', 'tmpfs'),
     ),

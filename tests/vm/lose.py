@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the kernel lose a page of a file: ``lose FILE OFFSET``, when it reads a line. A process of
+"""Has the kernel lose pages of a file: ``lose FILE OFFSET...``, when it reads a line. A process of
 its own, as the kernel tells it as well."""
 
 from __future__ import annotations
@@ -54,17 +54,23 @@ def uses_dax(path: Path) -> bool:
     return any(words[2] == name and 'dax=always' in words[-1].split(',') for words in lines)
 
 
+def _map_page(file: BinaryIO, offset: int) -> mmap.mmap:
+    memory = mmap.mmap(file.fileno(), PAGE, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset)
+    memory[0]  # the kernel maps no page that it knows to be bad
+    return memory
+
+
 def main() -> None:
-    path, offset = Path(sys.argv[1]), int(sys.argv[2])
+    path, offsets = Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]
     signal.signal(signal.SIGBUS, lambda number, frame: None)
     with open(path, 'rb') as file:
-        memory = mmap.mmap(file.fileno(), PAGE, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset)
-        memory[0]  # the kernel maps no page that it knows to be bad
+        pages = [_map_page(file, offset) for offset in offsets]
         print(READY, flush=True)
         sys.stdin.readline()
-        if uses_dax(path):
-            _mark_bad(file, offset)
-        memory.madvise(getattr(mmap, 'MADV_HWPOISON', _HWPOISON))
+        for offset, memory in zip(offsets, pages, strict=True):
+            if uses_dax(path):
+                _mark_bad(file, offset)
+            memory.madvise(getattr(mmap, 'MADV_HWPOISON', _HWPOISON))
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+import signal
 import time
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.vm import machine
 from tests.vm import scenarios
 
 _SNAPSHOTS = 4
+# at once; QEMU notes 64 until its main loop has seen to them (backends/pcow/report.c)
+_MANY = 70
 
 
 def _accesses(guest: failing.Guest) -> int:
@@ -134,6 +137,49 @@ def deaf(context: scenarios.Context) -> dict[str, Any]:
     return scenarios.figures(info)
 
 
+def many(context: scenarios.Context) -> dict[str, Any]:
+    """More pages are lost at once than QEMU can note, and again while it stands: at most the VM is
+    stopped. Each of them fails when the guest loads it, and no other one.
+    """
+    context = failing.checked(context)
+    image = context.image(context.directory)
+    stops = 0
+    with context.test_guest(*context.backend(image)) as vm:
+        vm.wait_ready()
+        guest = failing.Guest(context, image, vm)
+        guest.survey()
+        pages = guest.take_many(2 * _MANY)
+        with guest.losing_many(pages[:_MANY]):
+            pass
+        stops += _go_on(vm)
+        with guest.losing_many(pages[_MANY:]):
+            vm.process.send_signal(signal.SIGSTOP)
+        vm.process.send_signal(signal.SIGCONT)
+        stops += _go_on(vm)
+        guest.survey()
+        info = vm.pcow()
+        vm.run_qmp('quit')
+        vm.wait_end()
+    context.check_image(image)
+    return scenarios.figures(info, lost=len(guest.lost), stops=stops)
+
+
+def _go_on(vm: machine.Machine) -> int:
+    """How often the VM had been stopped, when it stays running.
+
+    :raises Failure: it does not
+    """
+    for stops in range(_MANY):
+        time.sleep(failing.QUIET_SECONDS)
+        status = vm.run_qmp('query-status')['status']
+        if status == 'running':
+            return stops
+        if status != 'io-error':
+            break
+        vm.run_qmp('cont')
+    raise vm.failure(f'the VM is {status}')
+
+
 def _snapshot(vm: machine.Machine) -> int:
     """Until one is made; how often it could not be, as the kernel tells each file description of
     lost data once.
@@ -217,6 +263,7 @@ def _keeping(scenario: scenarios.Scenario) -> scenarios.Scenario:
 ALL: dict[str, scenarios.Scenario] = {
     'media-errors': _keeping(errors),
     'media-deaf': _keeping(deaf),
+    'media-many': _keeping(many),
     'media-dropped': dropped,
     'full-fails': full.fails,
 }

@@ -17,7 +17,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MAX_LISTED 40
+#define MAX_LISTED 200
 #define LOG_SIZE (1u << 20)
 /*
  * Of the AHCI that every machine of this kind has; the first one says what it can do, and stays as

@@ -287,7 +287,7 @@ static bool perform(struct memory *memory, char *line, FILE *out)
 
 static void answer(bool ok, char *text)
 {
-    char line[1024];
+    char line[4096];
 
     for (char *at = text; *at; at++) {
         if (*at == '\n') {
