@@ -18,9 +18,9 @@ import nova.conf
 from oslo_log import log as logging
 
 from nova_pcow import domain_driver
-from nova_pcow import interrupted
 from nova_pcow import inventory
 from nova_pcow import notes
+from nova_pcow import suspension
 from pcow_driver.common import exception
 from pcow_driver.templates import template_cache
 
@@ -34,6 +34,7 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         self._had_emulator = True
+        self._interrupted = set[str]()  # servers; see nova_pcow.suspension
 
     def init_host(self, host: str) -> None:
         super().init_host(host)
@@ -49,7 +50,7 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
         except exception.PcowError as e:
             LOG.error('Servers with persistent memory will not start: %s', e)
         self._delete_leftovers()
-        interrupted.settle(self._host, host)
+        self._interrupted = suspension.settle(self._host, suspension.interrupted(host))
 
     def update_provider_tree(
         self, provider_tree: Any, nodename: str, allocations: Any = None
@@ -59,6 +60,7 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
         self.provider_tree = copy.deepcopy(provider_tree)
         self._lost_claims.put_back(self._service_host)
         self._settle_stayed(*notes.servers(notes.LEAVING))
+        self._interrupted = suspension.settle(self._host, self._interrupted)
 
     def _has_emulator(self) -> bool:
         """One warning each time that it goes."""

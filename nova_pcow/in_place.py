@@ -200,7 +200,7 @@ class Server:
                 server=self.name,
                 reason=(
                     'it was being reverted to a checkpoint, and its next start takes its images '
-                    'there: start it first, and stop it again'
+                    'there: start it first, or resume it, and stop it again'
                 ),
             )
         if any(name.startswith(reserved.RESIZE) for there in have.values() for name in there):

@@ -9,6 +9,7 @@ that is suspended is one at a checkpoint of the driver's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lxml import etree
@@ -184,11 +185,17 @@ def check_not_reverting(uuid: str) -> None:
     :raises RamRefused:
     """
     found = _find(uuid)
-    if found is not None and tree.reverts_at_start(found.path):
+    try:
+        reverts = found is not None and tree.reverts_at_start(found.path)
+    except exception.ToolFailed as e:  # so no start reverts by it, and a rescue may be the way out
+        LOG.warning('The RAM of the server is damaged: %s', e)
+        return
+    if reverts:
         raise RamRefused(
             reason=(
                 'the server was being reverted to a checkpoint, and its next start takes its '
-                'images there, with what is changed in them until then: start it first'
+                'images there, with what is changed in them until then: reboot it hard first '
+                '(openstack server reboot --hard)'
             )
         )
 
@@ -239,9 +246,10 @@ def _snapshots(path: str) -> list[model.Snapshot]:
     return image.snapshot_list(path, force_share=True)
 
 
-def suspend(found: domain.Domain) -> None:
+def suspend(found: domain.Domain, begin: Callable[[], None]) -> None:
     """Keep RAM, devices and what lies in the images, and end the guest.
 
+    :param begin: called when nothing is left of an earlier one
     :raises PcowError: it does not run; QEMU refuses it, and says why, or does not end. The guest
         goes on
     """
@@ -254,18 +262,19 @@ def suspend(found: domain.Domain) -> None:
                 )
             )
         _forget_left(found)
+        begin()
         try:
             found.suspend()  # what is stored behind the checkpoint would be lost
             checkpoint.take(found, reserved.SUSPENDED, last=True)
             found.destroy()
         except BaseException:
             with interrupt.clearing_up():
-                go_on(found)
+                _go_on(found)
+                forget_suspended(found)
             raise
 
 
-def go_on(found: domain.Domain) -> None:
-    """Of one that was not suspended in the end; errors are only logged."""
+def _go_on(found: domain.Domain) -> None:
     try:
         with domain.errors():
             if found.active() and not found.running():
@@ -285,44 +294,16 @@ def may_be_suspended(found: domain.Domain) -> bool:
     return is_suspended(found) or (path is not None and tree.is_unfinished_in(path))
 
 
-def resume(found: domain.Domain) -> None:
-    """Go on from where :func:`suspend` ended the guest. What a service that was killed has begun of
-    that is taken to its end.
+def go_back(found: domain.Domain) -> None:
+    """Have the guest where :func:`suspend` ended it, paused.
 
-    What it goes on from is deleted before it does: nobody can take the guest back there later.
-
-    :raises PcowError: QEMU refuses it, and says why, and it is still suspended; or there is nothing
-        to go on from
+    :param found: off, or paused at a start that was cut off
+    :raises PcowError: QEMU refuses it, and says why, and it is still suspended
     """
-    with domain.errors():
-        if not found.active():
-            _check_resumes(found)
-            checkpoint.start_at(found, reserved.SUSPENDED, run=False)
-        elif found.running():
-            forget_suspended(found)
-            return
-        elif not found.paused_on_purpose():
-            raise RamRefused(
-                reason=(
-                    'it was started by somebody else and does not run (virsh domstate --reason '
-                    'tells why): reboot it hard, which gives up what it was suspended at'
-                )
-            )
-        elif is_suspended(found) and not found.has_run():
-            checkpoint.revert(found, reserved.SUSPENDED)
-        if is_suspended(found):
-            checkpoint.delete(found, reserved.SUSPENDED)
-        found.resume()
-
-
-def _check_resumes(found: domain.Domain) -> None:
-    if not may_be_suspended(found):
-        raise RamRefused(
-            reason=(
-                f'its RAM has no checkpoint {reserved.SUSPENDED}, so there is nothing to go on '
-                f'from: reboot it hard, and it boots'
-            )
-        )
+    if found.active():
+        checkpoint.revert(found, reserved.SUSPENDED)
+    else:
+        checkpoint.start_at(found, reserved.SUSPENDED, run=False)
 
 
 def forget_suspended(found: domain.Domain) -> None:

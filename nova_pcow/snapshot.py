@@ -5,13 +5,13 @@ are suspended.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import importlib
 import os
 from typing import Any
 
-from nova import exception as nova_exception
 from oslo_log import log as logging
 
 from nova_pcow import reserved
@@ -99,7 +99,7 @@ def _check_disks(virtual_domain: Any) -> None:
             raise SuspendRefused(disk=f'{"" if target is None else target.get("dev")} ({kind})')
 
 
-def suspend(virtual_domain: Any, found: domain.Domain) -> None:
+def suspend(virtual_domain: Any, found: domain.Domain, begin: Callable[[], None]) -> None:
     """Save RAM and devices beside what lies in the images, and end the guest, in one step of
     libvirt.
 
@@ -108,6 +108,7 @@ def suspend(virtual_domain: Any, found: domain.Domain) -> None:
 
     :param virtual_domain: virDomain
     :param found: the same
+    :param begin: called when nothing is left of an earlier one
     :raises libvirtError:
     :raises PcowError: a disk of it takes no snapshot, or what an earlier one has left in an image
         cannot be deleted
@@ -119,6 +120,7 @@ def suspend(virtual_domain: Any, found: domain.Domain) -> None:
     for item in found.images():
         if reserved.SUSPENDED in {one.name for one in found.snapshot_list(item.path)}:
             found.snapshot_delete(reserved.SUSPENDED, item.path)
+    begin()
     virtual_domain.snapshotCreateXML(_SUSPEND_XML, libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_HALT)
 
 
@@ -130,16 +132,18 @@ def suspended(virtual_domain: Any) -> Any:
     return found[0] if found else None
 
 
-def resume(virtual_domain: Any) -> None:
-    """Go on from where :func:`suspend` ended the guest.
+def go_back(virtual_domain: Any) -> None:
+    """Have the guest where :func:`suspend` ended it, paused.
 
+    :param virtual_domain: off, or paused at a start that was cut off, which has no use any more
     :raises libvirtError: then it is still suspended
     """
     libvirt = _libvirt()
+    if virtual_domain.isActive():
+        virtual_domain.destroy()
     virtual_domain.revertToSnapshot(
-        suspended(virtual_domain), libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_RUNNING
+        suspended(virtual_domain), libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_PAUSED
     )
-    forget_suspended(virtual_domain)
 
 
 def forget_suspended(virtual_domain: Any) -> None:
@@ -192,32 +196,3 @@ def forget_all(virtual_domain: Any) -> None:
         _drop_suspended(virtual_domain)
     for item in virtual_domain.listAllSnapshots():
         item.delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
-
-
-@contextlib.contextmanager
-def suspend_errors() -> Iterator[None]:
-    """Nova tells the reason, and the server is ACTIVE as before.
-
-    :raises InstanceFaultRollback: it was refused; the server goes on
-    """
-    try:
-        yield
-    except (exception.PcowError, _libvirt().libvirtError) as e:
-        raise nova_exception.InstanceFaultRollback(
-            nova_exception.InstanceSuspendFailure(reason=str(e))
-        ) from e
-
-
-@contextlib.contextmanager
-def resume_errors() -> Iterator[None]:
-    """Nova tells the reason, and the server is SUSPENDED as before: in ERROR nothing but a reboot
-    would be allowed, which gives up what it was suspended at.
-
-    :raises InstanceFaultRollback: it was refused
-    """
-    try:
-        yield
-    except (exception.PcowError, nova_exception.NovaException, _libvirt().libvirtError) as e:
-        raise nova_exception.InstanceFaultRollback(
-            nova_exception.InstanceResumeFailure(reason=str(e))
-        ) from e

@@ -12,14 +12,15 @@ from typing import Any
 
 from nova import exception as nova_exception
 from nova.compute import task_states
+from nova.compute import vm_states
 import nova.conf
 from oslo_utils import fileutils
 
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
-from nova_pcow import ram
 from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
+from nova_pcow import suspension
 from nova_pcow import volume_driver
 from pcow_driver.virt import domain
 
@@ -65,13 +66,9 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         if not flavor_module.has_memory(instance):
             super().suspend(context, instance)
             return
-        virtual = self._host.get_guest(instance)._domain
-        found = domain.Domain(self._host.get_connection(), instance.name)
-        with snapshot_module.suspend_errors():
-            if flavor_module.of(instance).has_ram:
-                ram.suspend(found)
-            else:
-                snapshot_module.suspend(virtual, found)
+        with suspension.suspend_errors():
+            suspension.check_task(context, instance, task_states.SUSPENDING)
+            suspension.Suspension.of(instance, self._host).suspend()
 
     def resume(
         self,
@@ -81,25 +78,29 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         block_device_info: Any = None,
         share_info: Any = None,
     ) -> None:
-        guest = self._host.get_guest(instance) if flavor_module.is_pcow(instance) else None
-        has_ram = guest is not None and flavor_module.of(instance).has_ram
-        found = domain.Domain(self._host.get_connection(), instance.name) if has_ram else None
-        if guest is None or (found is None and snapshot_module.suspended(guest._domain) is None):
+        """A server with persistent memory never boots by it."""
+        if not flavor_module.has_memory(instance):
             super().resume(context, instance, network_info, block_device_info, share_info)
             return
-        with snapshot_module.resume_errors():
+        with suspension.resume_errors():
+            suspension.check_task(context, instance, task_states.RESUMING)
+            guest = self._host.get_guest(instance)
             self.plug_vifs(instance, network_info)
-            if found is None:
-                snapshot_module.resume(guest._domain)
-            else:
-                ram.resume(found)
+            suspension.Suspension.of(instance, self._host).resume()
         guest.sync_guest_time()
+
+    def resume_state_on_host_boot(
+        self, context: Any, instance: Any, network_info: Any, *more: Any, **later: Any
+    ) -> None:
+        """It is a hard reboot, which gives up what a server was suspended at."""
+        if flavor_module.is_pcow(instance) and instance.vm_state == vm_states.SUSPENDED:
+            return
+        super().resume_state_on_host_boot(context, instance, network_info, *more, **later)
 
     def _forget_suspended(self, instance: Any) -> None:
         """Give up the state that a suspended server would resume from, if it is one."""
         with contextlib.suppress(nova_exception.InstanceNotFound):
-            snapshot_module.forget_suspended(self._host.get_guest(instance)._domain)
-            ram.forget_suspended(domain.Domain(self._host.get_connection(), instance.name))
+            suspension.Suspension.of(instance, self._host).forget()
 
     def _undefine_domain(
         self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False

@@ -556,7 +556,10 @@ class Domain:
         """Whether somebody has stopped its vCPUs, and not a full pool, or a crash."""
         libvirt = _import('libvirt')
         state, reason = self._domain.state()
-        return (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
+        return state == libvirt.VIR_DOMAIN_PAUSED and reason in (
+            libvirt.VIR_DOMAIN_PAUSED_USER,
+            libvirt.VIR_DOMAIN_PAUSED_FROM_SNAPSHOT,
+        )
 
     def is_starting(self) -> bool:
         """Whether libvirt has begun to start it, and is not done with that."""

@@ -202,7 +202,7 @@ class ServerTest(base.TestCase):
         program = tool.find('pcow_img')
         tool.run(program, 'snapshot', '--rename', checkpoints.WARM, loading, ram)
         self.refused('was being reverted to a checkpoint')
-        tool.run(program, 'snapshot', '--delete', loading, ram)
+        image.snapshot_delete(ram, loading)
         self.server.revert('before')
 
     def test_running(self) -> None:

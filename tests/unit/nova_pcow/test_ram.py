@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-import sys
 import types
 from typing import Any
 from unittest import mock
@@ -16,8 +15,6 @@ from nova import context
 from nova import exception as nova_exception
 from nova import objects
 from nova.compute import task_states
-from nova.compute import vm_states
-from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.api import client
 from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
@@ -26,7 +23,6 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslotest import base as oslotest_base
 
 from nova_pcow import flavor
-from nova_pcow import interrupted
 from nova_pcow import inventory
 from nova_pcow import leaving
 from nova_pcow import live_migration
@@ -40,11 +36,9 @@ from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.images import protection
-from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
 from tests.unit.nova_pcow import base
 from tests.unit.nova_pcow import checkpoints
-from tests.unit.pcow_driver.vm import recorded
 
 RAM_MB = 256
 # as QEMU marks them (migration/pcow/checkpoint.h)
@@ -415,122 +409,6 @@ class ServerTest(RamTestCase):
             )
 
 
-class InterruptedTest(RamTestCase):
-    """The service ended while a server was suspended or resumed."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.server = self.boot(self.make_ram_flavor())
-        self.see_ram(self.server)
-        # Nova's libvirt for tests lacks it
-        self.useFixture(
-            fixtures.MonkeyPatch(
-                'nova.tests.fixtures.libvirt.Domain.state', lambda found: (found._state, 1)
-            )
-        )
-        # and takes a paused one for one that is off
-        self.useFixture(
-            fixtures.MonkeyPatch(
-                'nova.tests.fixtures.libvirt.Domain.isActive',
-                lambda found: int(found._state != fakelibvirt.VIR_DOMAIN_SHUTOFF),
-            )
-        )
-        self.driver = self.computes['compute1'].driver
-        self.virtual = self.driver._host.get_guest(self.instance(self.server))._domain
-
-    def settle(self, vm_state: str, task_state: str) -> str:
-        """What becomes of it."""
-        found = self.instance(self.server)
-        found.vm_state, found.task_state = vm_state, task_state
-        found.save()
-        interrupted.settle(self.driver._host, 'compute1')
-        found.refresh()
-        self.assertIsNone(found.task_state)
-        return str(found.vm_state)
-
-    def forget(self) -> None:
-        for item in storage.find(self.server['id']):
-            for one in image.snapshot_list(item.path):
-                image.snapshot_delete(item.path, one.name)
-
-    def test_off(self) -> None:
-        self.virtual.destroy()
-        for name in ('', reserved.SUSPENDED, TAKING, LOADING):
-            with self.subTest(name):
-                if name:
-                    self.checkpoints.names.add(name)
-                    self.take(self.server)
-                    tool.run(
-                        tool.find('pcow_img'),
-                        'snapshot',
-                        '--rename',
-                        checkpoints.WARM,
-                        name,
-                        self.path(self.server),
-                    )
-                self.assertEqual(
-                    vm_states.SUSPENDED, self.settle(vm_states.SUSPENDED, task_states.RESUMING)
-                )
-                self.assertEqual(
-                    vm_states.SUSPENDED if name else vm_states.ACTIVE,
-                    self.settle(vm_states.ACTIVE, task_states.SUSPENDING),
-                )
-                self.forget()
-
-    def test_running(self) -> None:
-        with mock.patch.object(ram, 'forget_suspended') as forget:
-            for vm_state, task_state in (
-                (vm_states.SUSPENDED, task_states.RESUMING),
-                (vm_states.ACTIVE, task_states.SUSPENDING),
-            ):
-                self.assertEqual(vm_states.ACTIVE, self.settle(vm_state, task_state))
-        self.assertEqual(2, forget.call_count)
-
-    def test_paused(self) -> None:
-        """What suspends goes on; what resumes can be resumed again."""
-        self.virtual.suspend()
-        with (
-            mock.patch.object(domain.Domain, 'paused_on_purpose', return_value=True),
-            mock.patch.object(ram, 'forget_suspended') as forget,
-        ):
-            self.assertEqual(
-                vm_states.SUSPENDED, self.settle(vm_states.SUSPENDED, task_states.RESUMING)
-            )
-            forget.assert_not_called()
-            self.assertEqual(
-                vm_states.ACTIVE, self.settle(vm_states.ACTIVE, task_states.SUSPENDING)
-            )
-            forget.assert_called_once()
-        self.assertEqual(1, self.virtual.state()[0])
-
-    def test_libvirt_is_busy(self) -> None:
-        found = self.instance(self.server)
-        found.task_state = task_states.SUSPENDING
-        found.save()
-        self.virtual.suspend()
-        with mock.patch.object(domain.Domain, 'paused_on_purpose', return_value=False):
-            interrupted.settle(self.driver._host, 'compute1')
-        found.refresh()
-        self.assertEqual(task_states.SUSPENDING, found.task_state)
-
-    def test_refused_resume(self) -> None:
-        """It is SUSPENDED as before, and its fault says why."""
-        found = self.instance(self.server)
-        found.vm_state = vm_states.SUSPENDED
-        found.save()
-        self.virtual.destroy()
-        self.act(self.server, 'resume')
-        server = self.api.get_server(self.server['id'])
-        self.assertEqual('SUSPENDED', server['status'])
-        self.assertIn('nothing to go on from', self.event_words(self.server, 'resume'))
-
-    def test_refused_suspend(self) -> None:
-        with mock.patch.object(domain.Domain, 'running', return_value=False):
-            self.act(self.server, 'suspend')
-        self.assertEqual('ACTIVE', self.api.get_server(self.server['id'])['status'])
-        self.assertIn('does not run now', self.event_words(self.server, 'suspend'))
-
-
 class ResizeTest(RamTestCase):
     def setUp(self) -> None:
         super().setUp()
@@ -707,190 +585,3 @@ class ResizeTest(RamTestCase):
         instance = self.instance(self.server)
         instance.flavor.memory_mb = 2 * RAM_MB
         self.assertEqual(RAM_MB * units.MIB, ram.growth(self.server['id'], flavor.of(instance)))
-
-
-class _Runs(recorded.Recorded):
-    """Whose vCPUs run while it is active, and not suspended."""
-
-    paused, destroys, resumes = False, True, True
-
-    reason = 1  # somebody wants it so
-
-    def state(self) -> tuple[int, int]:
-        return (3, self.reason) if self.paused else (1, 0)
-
-    def suspend(self) -> None:
-        self.calls.append('suspend')
-        self.paused = True
-
-    def resume(self) -> None:
-        if not self.resumes:
-            raise RuntimeError('it is stopped for good')
-        super().resume()
-        self.paused = False
-
-    def destroy(self) -> None:
-        if not self.destroys:
-            raise RuntimeError('it does not end')
-        super().destroy()
-        self.active = False
-
-    def createWithFlags(self, flags: int) -> None:  # noqa: N802
-        super().createWithFlags(flags)
-        self.active = self.paused = True
-
-
-class SuspendTest(recorded.TestCase):
-    """At a checkpoint of the driver's own."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        libvirt: Any = sys.modules['libvirt']
-        libvirt.VIR_DOMAIN_RUNNING, libvirt.libvirtError = 1, RuntimeError
-        libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER = 3, 1
-        self.recorded = self.runs = _Runs(self.directory)
-        self.found = domain.Domain(self.recorded, 'instance-00000001')
-        self.recorded.replies['pcow-checkpoint-create'] = {
-            'pause': 1,
-            'durable': 2,
-            'state-size': 3,
-        }
-        self.recorded.replies['pcow-checkpoint-revert'] = {'time': 1}
-        self.recorded.replies['pcow-checkpoint-delete'] = {'freed': 1}
-
-    @staticmethod
-    def command(verb: str) -> tuple[str, dict[str, str]]:
-        return f'pcow-checkpoint-{verb}', {'name': reserved.SUSPENDED}
-
-    def suspended(self) -> None:
-        part = recorded.snapshot(1, reserved.SUSPENDED)
-        self.write([part | {'vm-state-size': 500}], [part])
-
-    def test_suspend(self) -> None:
-        """Nothing is stored behind it."""
-        ram.suspend(self.found)
-        self.assertEqual(['suspend', self.command('create'), 'destroy'], self.recorded.calls)
-
-    def test_suspend_that_is_refused(self) -> None:
-        self.recorded.replies['pcow-checkpoint-create'] = "disk 'vdb' can be written to"
-        self.recorded.replies['query-pcow'] = [{'filename': str(self.ram)}]
-        error = self.assertRaises(exception.QmpFailed, ram.suspend, self.found)
-        self.assertIn('can be written to', str(error))
-        self.assertEqual((True, False), (self.recorded.active, self.runs.paused))
-        self.assertNotIn('destroy', self.recorded.calls)
-
-    def test_qemu_that_does_not_end(self) -> None:
-        """The guest goes on, and the first error is told, also if it cannot."""
-        for resumes in (True, False):
-            self.runs.paused, self.runs.destroys, self.runs.resumes = False, False, resumes
-            error = self.assertRaises(exception.LibvirtFailed, ram.suspend, self.found)
-            self.assertIn('does not end', str(error))
-            self.assertEqual(not resumes, self.runs.paused)
-
-    def test_guest_that_does_not_run(self) -> None:
-        """Nobody has it go on: after a revert that failed its images are of different moments."""
-        self.runs.paused = True
-        error = self.assertRaises(ram.RamRefused, ram.suspend, self.found)
-        self.assertIn('does not run', str(error))
-        self.assertEqual([], self.recorded.calls)
-
-    def test_resume_that_was_cut_off(self) -> None:
-        """By the end of nova-compute, wherever that was."""
-        gone = self.command('delete')
-        for paused, has_run, is_there, expected in (
-            (True, False, True, [self.command('revert'), gone, 'resume']),
-            (True, False, False, ['resume']),
-            (True, True, True, [gone, 'resume']),
-            (False, True, True, [gone]),
-            (False, True, False, []),
-        ):
-            if is_there:
-                self.suspended()
-            else:
-                self.write([], [])
-            self.recorded.calls.clear()
-            self.runs.paused = paused
-            self.recorded.replies['query-status'] = {'status': 'paused' if has_run else 'prelaunch'}
-            ram.resume(self.found)
-            done = [call for call in self.recorded.calls if call != ('query-status', {})]
-            self.assertEqual(expected, done)
-
-    def test_resume_of_one_that_crashed(self) -> None:
-        """Somebody has started it meanwhile."""
-        self.suspended()
-        self.runs.paused, self.runs.reason = True, 5
-        error = self.assertRaises(ram.RamRefused, ram.resume, self.found)
-        self.assertIn('reboot it hard', str(error))
-        self.assertEqual([], self.recorded.calls)
-
-    def test_resume_after_a_power_cut_within_one(self) -> None:
-        """The name is a mark then, which the next QEMU resolves."""
-        self.recorded.active = False
-        self.write([recorded.snapshot(1, LOADING) | {'vm-state-size': 500}], [])
-        self.assertFalse(ram.is_suspended(self.found))
-        ram.resume(self.found)
-        self.assertEqual([('create', 1), self.command('revert'), 'resume'], self.recorded.calls)
-
-    def test_nothing_to_resume_from(self) -> None:
-        """It would boot, and nobody would be told."""
-        self.recorded.active = False
-        self.write([], [])
-        error = self.assertRaises(ram.RamRefused, ram.resume, self.found)
-        self.assertIn('nothing to go on from', str(error))
-        self.assertEqual([], self.recorded.calls)
-
-    def test_what_an_earlier_suspension_has_left(self) -> None:
-        """In a volume, which another server has had then."""
-        self.write([], [recorded.snapshot(1, reserved.SUSPENDED)])
-        ram.suspend(self.found)
-        self.assertEqual(
-            [
-                ('pcow-snapshot-delete', {'id': 'memnvdimm0', 'name': reserved.SUSPENDED}),
-                'suspend',
-                self.command('create'),
-                'destroy',
-            ],
-            self.recorded.calls,
-        )
-
-    def test_resume(self) -> None:
-        self.recorded.active = False
-        self.assertFalse(ram.is_suspended(self.found))
-        self.suspended()
-        self.assertTrue(ram.is_suspended(self.found))
-        ram.resume(self.found)
-        self.assertEqual(
-            [('create', 1), self.command('revert'), self.command('delete'), 'resume'],
-            self.recorded.calls,
-        )
-
-    def test_resume_that_is_refused(self) -> None:
-        """It is off, and still suspended."""
-        self.recorded.active = False
-        self.suspended()
-        self.recorded.replies['pcow-checkpoint-revert'] = 'no'
-        self.recorded.replies['query-pcow'] = [{'filename': str(self.ram)}]
-        self.assertRaises(exception.QmpFailed, ram.resume, self.found)
-        self.assertFalse(self.recorded.active)
-        self.assertNotIn(self.command('delete'), self.recorded.calls)
-        self.assertEqual([], self.logged())
-
-    def test_given_up(self) -> None:
-        """By a hard reboot, or with the server."""
-        self.recorded.active = False
-        ram.forget_suspended(self.found)
-        self.assertEqual([], self.logged())
-        self.suspended()
-        ram.forget_suspended(self.found)
-        self.assertEqual(2, len(self.logged()))
-        (self.directory / 'fails').touch()
-        with self.assertLogs('nova_pcow.ram', 'WARNING') as logs:
-            ram.forget_suspended(self.found)
-        self.assertIn('keeps the checkpoint nova-suspended', logs.output[0])
-
-    def test_without_image(self) -> None:
-        self.recorded.has_ram = False
-        self.assertFalse(ram.is_suspended(self.found))
-        self.recorded.has_ram = True
-        self.ram.unlink()
-        self.assertFalse(ram.is_suspended(self.found))

@@ -89,6 +89,22 @@ class SuspendedTest(base.TestCase):
         self.assertIn(self.paths[0], logs.output[0])
         self.assertEqual([['kept', reserved.SUSPENDED], ['kept']], self.names())
 
+    def test_goes_back(self) -> None:
+        """Paused; what a start that was cut off has left is ended before."""
+        found = Suspended(self.paths)
+        for active in (False, True):
+            found.active = active
+            found.calls.clear()
+            with (
+                mock.patch.object(found, 'destroy', create=True) as destroy,
+                mock.patch.object(found, 'revertToSnapshot', create=True) as revert,
+            ):
+                snapshot.go_back(found)
+            self.assertEqual(active, destroy.called)
+            ((one, flags), _options) = revert.call_args
+            self.assertEqual(reserved.SUSPENDED, one.getName())
+            self.assertIs(snapshot._libvirt().VIR_DOMAIN_SNAPSHOT_REVERT_PAUSED, flags)
+
     def test_left_by_an_earlier_suspension(self) -> None:
         """Of another server, or of this one where the deletion failed: a new one is not refused for
         it.
@@ -97,7 +113,7 @@ class SuspendedTest(base.TestCase):
         running = Suspended(self.paths)
         running.snapshots.clear()
         running.active = True
-        snapshot.suspend(running, domain.Domain(running, 'x'))
+        snapshot.suspend(running, domain.Domain(running, 'x'), mock.Mock())
         (deleted, created) = running.calls
         self.assertEqual('create', created)
         self.assertEqual(
@@ -107,7 +123,11 @@ class SuspendedTest(base.TestCase):
         refused = exception.QmpFailed(command='x', error_class='y', description='no')
         with mock.patch.object(domain.Domain, 'snapshot_delete', side_effect=refused):
             self.assertRaises(
-                exception.QmpFailed, snapshot.suspend, running, domain.Domain(running, 'x')
+                exception.QmpFailed,
+                snapshot.suspend,
+                running,
+                domain.Domain(running, 'x'),
+                mock.Mock(),
             )
 
     def test_disk_without_snapshots(self) -> None:
@@ -133,10 +153,10 @@ class SuspendedTest(base.TestCase):
             with self.assertRaisesRegex(
                 exception.PcowError, re.escape(f'the disk {words} takes no snapshot')
             ):
-                snapshot.suspend(running, domain.Domain(running, 'x'))
+                snapshot.suspend(running, domain.Domain(running, 'x'), mock.Mock())
         self.assertEqual((1, []), (len(running.snapshots), running.calls))
         running.disks = carrier + cdrom
         image.snapshot_delete(self.paths[0], reserved.SUSPENDED)
         image.snapshot_delete(self.paths[1], reserved.SUSPENDED)
-        snapshot.suspend(running, domain.Domain(running, 'x'))
+        snapshot.suspend(running, domain.Domain(running, 'x'), mock.Mock())
         self.assertEqual(['create'], running.calls)

@@ -90,6 +90,7 @@ def record_libvirt(test: base.TestCase) -> None:
         setattr(module, 'VIR_DOMAIN_RUNNING', 1)  # noqa: B010
         setattr(module, 'VIR_DOMAIN_PAUSED', 3)  # noqa: B010
         setattr(module, 'VIR_DOMAIN_PAUSED_USER', 1)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED_FROM_SNAPSHOT', 7)  # noqa: B010
         setattr(module, 'VIR_DOMAIN_PAUSED_STARTING_UP', 11)  # noqa: B010
         setattr(module, 'qemuMonitorCommand', _monitor)  # noqa: B010
 
@@ -307,6 +308,7 @@ class DomainTest(base.TestCase):
         for state, starts, on_purpose in (
             ((1, 0), False, False),
             ((3, 1), False, True),
+            ((3, 7), False, True),
             ((3, 5), False, False),
             ((3, 11), True, False),
         ):

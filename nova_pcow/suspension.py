@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suspended servers: what they resume from, and what becomes of those whose suspension or
+resumption is cut off.
+
+The state is a checkpoint, if the RAM of the server is an image, else a snapshot of libvirt's. It is
+used once. A mark among what Nova keeps of the server says that, and is on its disk before the guest
+runs: nobody can take the guest back there later, whenever the service or its host ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+from typing import Any
+from typing import Self
+
+from nova import context as nova_context
+from nova import exception as nova_exception
+from nova import objects
+from nova.compute import power_state
+from nova.compute import task_states
+from nova.compute import vm_states
+from nova.virt.libvirt import guest as libvirt_guest
+from oslo_log import log as logging
+
+from nova_pcow import flavor as flavor_module
+from nova_pcow import ram
+from nova_pcow import snapshot
+from pcow_driver.common import exception
+from pcow_driver.virt import domain
+
+LOG = logging.getLogger(__name__)
+
+TASKS = (task_states.SUSPENDING, task_states.RESUMING)
+# in the system metadata of an instance
+_USED = 'pcow_resumed'
+_OLD_STATE = 'old_vm_state'  # Nova's own, for the resume
+
+
+class SuspensionRefused(exception.PcowError):
+    msg_fmt = '%(reason)s'
+
+
+class Suspension:
+    """Of one server, whether it is suspended or not."""
+
+    def __init__(self, instance: Any, virtual: Any, found: domain.Domain, *, has_ram: bool) -> None:
+        """
+        :param instance: nova.objects.Instance
+        :param virtual: virDomain
+        :param found: the same
+        """
+        self._instance, self._virtual, self._domain = instance, virtual, found
+        self._has_ram = has_ram
+
+    @classmethod
+    def of(cls, instance: Any, host: Any) -> Self:
+        """
+        :param host: nova.virt.libvirt.host.Host
+        :raises NovaException: libvirt does not answer, or has no such domain
+        """
+        return cls(
+            instance,
+            host.get_guest(instance)._domain,
+            domain.Domain(host.get_connection(), instance.name),
+            has_ram=flavor_module.of(instance).has_ram,
+        )
+
+    def suspend(self) -> None:
+        """Keep RAM, devices and what lies in the images, and end the guest.
+
+        :raises PcowError: it is refused, and the guest goes on
+        :raises libvirtError: the same
+        """
+        if self._has_ram:
+            ram.suspend(self._domain, self._begin)
+        else:
+            snapshot.suspend(self._virtual, self._domain, self._begin)
+
+    def _begin(self) -> None:
+        """What there was of an earlier suspension is gone."""
+        self._note_used(used=False)
+
+    def resume(self) -> None:
+        """Go on from where :meth:`suspend` ended the guest. What was cut off of that is taken to
+        its end.
+
+        :raises PcowError: it is refused: it is still suspended, or there is nothing to go on from
+        :raises libvirtError: the same
+        """
+        with domain.errors():
+            if self._domain.active():
+                if self._is_resumed():
+                    self.forget()
+                    return
+                self._check_not_started()
+            elif self._is_used() or not self.exists():
+                raise SuspensionRefused(
+                    reason=(
+                        'there is nothing left that it was suspended at, so it cannot go on: '
+                        'reboot it hard, and it boots'
+                    )
+                )
+            if not self._is_used():
+                if self._has_ram:
+                    ram.go_back(self._domain)
+                else:
+                    snapshot.go_back(self._virtual)
+                self._note_used(used=True)
+            self._domain.resume()
+            self.forget()
+
+    def exists(self) -> bool:
+        """Whether there is a state of it, used or not."""
+        if self._has_ram:
+            return ram.may_be_suspended(self._domain)
+        return snapshot.suspended(self._virtual) is not None
+
+    def forget(self) -> None:
+        """Give up what a suspended server would resume from; what it has written stays. Errors are
+        only logged.
+        """
+        try:
+            snapshot.forget_suspended(self._virtual)
+        except libvirt_guest.libvirt.libvirtError as e:
+            LOG.warning('libvirt keeps a state of no use any more: %s', e, instance=self._instance)
+        ram.forget_suspended(self._domain)
+
+    def _is_resumed(self) -> bool:
+        return self._is_used() and self._domain.running()
+
+    def _check_not_started(self) -> None:
+        if (
+            self._domain.running()
+            or not self._domain.paused_on_purpose()
+            or (self._has_ram and not self._is_used() and self._domain.has_run())
+        ):
+            raise SuspensionRefused(
+                reason=(
+                    'somebody else has started it meanwhile (virsh domstate --reason): an '
+                    'administrator of its host ends that (virsh destroy), and it can be resumed, '
+                    'or it is rebooted hard, which gives up what it was suspended at'
+                )
+            )
+
+    def _is_used(self) -> bool:
+        return _USED in self._instance.system_metadata
+
+    def _note_used(self, *, used: bool) -> None:
+        if used:
+            self._instance.system_metadata[_USED] = 'True'
+        else:
+            self._instance.system_metadata.pop(_USED, None)
+        self._instance.save()
+
+    # ---- what was cut off --------------------------------------------------------------------
+
+    def settle(self) -> bool:
+        """Take a server whose suspension or resumption was cut off to where its next one begins.
+
+        ==========  ======================  ====================================================
+        task        domain                  the server is
+        ==========  ======================  ====================================================
+        resuming    off, state not used     SUSPENDED
+        resuming    off, used, or none      what it was before, and found to be off
+        resuming    runs, state used        ACTIVE
+        resuming    runs, not used          SUSPENDED: somebody else has started it
+        resuming    paused, used            ACTIVE: it goes on
+        resuming    paused, not used        SUSPENDED
+        suspending  off, with a state       SUSPENDED
+        suspending  off, without            as before, and found to be off
+        suspending  runs, or paused         ACTIVE: it goes on
+        either      anything else           left for now: libvirt still works on it
+        ==========  ======================  ====================================================
+
+        :return: False: it is left for now
+        :raises PcowError:
+        :raises libvirtError:
+        """
+        task, found = self._instance.task_state, self._domain
+        with domain.errors():
+            active = found.active()
+            if active and not found.running() and not found.paused_on_purpose():
+                return False
+            if task == task_states.SUSPENDING:
+                suspended = not active and self.exists()
+            elif active:
+                suspended = not self._is_used()
+            else:
+                suspended = not self._is_used() and self.exists()
+            if active and not suspended:
+                if not found.running():
+                    found.resume()
+                self.forget()
+        self._note_state(task, suspended=suspended, active=active)
+        return True
+
+    def _note_state(self, task: str, *, suspended: bool, active: bool) -> None:
+        instance = self._instance
+        if suspended and instance.vm_state != vm_states.SUSPENDED:
+            instance.system_metadata[_OLD_STATE] = instance.vm_state
+            instance.vm_state = vm_states.SUSPENDED
+        elif not suspended and instance.vm_state == vm_states.SUSPENDED:
+            instance.vm_state = instance.system_metadata.pop(_OLD_STATE, vm_states.ACTIVE)
+        if suspended and not active:
+            # of one that is said to run Nova starts what the host's boot has ended
+            instance.power_state = power_state.SHUTDOWN
+        instance.task_state = None
+        instance.save(expected_task_state=[task])
+        LOG.warning(
+            'It was %s when the service ended, and is %s now',
+            task,
+            instance.vm_state,
+            instance=instance,
+        )
+
+
+def check_task(context: Any, instance: Any, task: str) -> None:
+    """Make sure that it is still to be done: a request that has waited for the service was settled
+    when that began.
+
+    :raises SuspensionRefused:
+    """
+    if objects.Instance.get_by_uuid(context, instance.uuid).task_state != task:
+        raise SuspensionRefused(
+            reason='the service was away meanwhile, and it is not to be done any more: ask again'
+        )
+
+
+def settle(host: Any, uuids: set[str]) -> set[str]:
+    """Settle these servers, if they are still in such a task; those that are left for now.
+
+    :param host: nova.virt.libvirt.host.Host
+    """
+    left = set()
+    for uuid in uuids:
+        try:
+            instance = objects.Instance.get_by_uuid(
+                nova_context.get_admin_context(), uuid, expected_attrs=['flavor', 'system_metadata']
+            )
+            if instance.task_state in TASKS and not Suspension.of(instance, host).settle():
+                LOG.warning(
+                    'It was %s when the service ended; libvirt still works on it',
+                    instance.task_state,
+                    instance=instance,
+                )
+                left.add(uuid)
+        except nova_exception.InstanceNotFound:
+            continue
+        except Exception:  # libvirt, the database, ...: tried again later
+            LOG.exception('The server %s stays what it is for now', uuid)
+            left.add(uuid)
+    return left
+
+
+def interrupted(service_host: str) -> set[str]:
+    """The servers of a service that begins which were being suspended or resumed when it ended."""
+    return {
+        str(instance.uuid)
+        for instance in objects.InstanceList.get_by_host(
+            nova_context.get_admin_context(), service_host, expected_attrs=['flavor']
+        )
+        if instance.task_state in TASKS and flavor_module.has_memory(instance)
+    }
+
+
+@contextlib.contextmanager
+def suspend_errors() -> Iterator[None]:
+    """Nova tells the reason, and the server is ACTIVE as before.
+
+    :raises InstanceFaultRollback: it was refused; the server goes on
+    """
+    with _roll_back(nova_exception.InstanceSuspendFailure):
+        yield
+
+
+@contextlib.contextmanager
+def resume_errors() -> Iterator[None]:
+    """Nova tells the reason, and the server is SUSPENDED as before: in ERROR nothing but a hard
+    reboot would be allowed, which gives up what it was suspended at.
+
+    :raises InstanceFaultRollback: it was refused
+    """
+    with _roll_back(nova_exception.InstanceResumeFailure):
+        yield
+
+
+@contextlib.contextmanager
+def _roll_back(kind: type[nova_exception.NovaException]) -> Iterator[None]:
+    try:
+        yield
+    except (
+        exception.PcowError,
+        nova_exception.NovaException,
+        libvirt_guest.libvirt.libvirtError,
+        OSError,
+    ) as e:
+        raise nova_exception.InstanceFaultRollback(kind(reason=str(e))) from e
