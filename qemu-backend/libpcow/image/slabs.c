@@ -318,7 +318,6 @@ static void set_free(struct pcow_image *image, uint64_t slab, slab_hold *hold)
 {
     struct slab owner = image->slabs[slab];
     bool data = owner.kind == OWNER_DATA;
-    struct interrupts interrupts = interrupts_disable();
 
     if (data)
         hold(image, owner.number, true);
@@ -328,7 +327,6 @@ static void set_free(struct pcow_image *image, uint64_t slab, slab_hold *hold)
     slab_untake(image, slab);
     if (data)
         hold(image, owner.number, false);
-    interrupts_restore(interrupts);
 }
 
 /*
@@ -392,6 +390,23 @@ static void mark_released(struct pcow_image *image, uint64_t slab)
         persist_range(&image->file.persist, where, sizeof mark);
 }
 
+/*
+ * The file says that they are free. Not interrupted while one is held, see util/signals.h, and that
+ * is asked of the kernel once for all of them.
+ */
+static void set_all_free(struct pcow_image *image, uint64_t from, uint64_t to,
+                         slab_condition *condition, const void *opaque, slab_hold *hold)
+{
+    struct interrupts interrupts = interrupts_disable();
+
+    for (uint64_t p = from; p < to; p++)
+        if (fulfils(image, p, condition, opaque)) {
+            mark_released(image, p);
+            set_free(image, p, hold);
+        }
+    interrupts_restore(interrupts);
+}
+
 /* The slabs [first, end) of one group, whose owner words lie together. */
 static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t end,
                             slab_condition *condition, const void *opaque, slab_hold *hold)
@@ -412,11 +427,8 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
                               since);
     if (ret)
         restore_owners(image, from, to);
-    for (uint64_t p = from; p < to && ret == 0; p++)
-        if (fulfils(image, p, condition, opaque)) {
-            mark_released(image, p);
-            set_free(image, p, hold);
-        }
+    else if (to)
+        set_all_free(image, from, to, condition, opaque, hold);
     return ret;
 }
 

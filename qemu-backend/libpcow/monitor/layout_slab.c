@@ -22,11 +22,13 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
 
 /*
  * Whoever relies on pages that were mapped for stores (a kernel that asked once) has to ask again.
+ * That is told once for all slabs, of which a revert has many: who finds it noted finds that it is
+ * being told, too, see pcow_map_next_event().
  */
 void layout_withdraw(struct pcow_map *map)
 {
-    __atomic_store_n(&map->withdrawn, true, __ATOMIC_SEQ_CST);
-    events_wake(&map->events);
+    if (!__atomic_exchange_n(&map->withdrawn, true, __ATOMIC_SEQ_CST))
+        events_wake(&map->events);
 }
 
 /* It is mapped as the chain has it, or (UNMAPPED) not at all. */
