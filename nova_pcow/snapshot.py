@@ -196,17 +196,27 @@ def forget_all(virtual_domain: Any) -> None:
 
 @contextlib.contextmanager
 def suspend_errors() -> Iterator[None]:
-    """:raises InstanceSuspendFailure: it was refused; the server goes on"""
+    """It was refused; the server goes on, and Nova says so: of any other error it makes ERROR.
+
+    :raises InstanceFaultRollback:
+    """
     try:
         yield
     except (exception.PcowError, _libvirt().libvirtError) as e:
-        raise nova_exception.InstanceSuspendFailure(reason=str(e)) from e
+        raise nova_exception.InstanceFaultRollback(
+            nova_exception.InstanceSuspendFailure(reason=str(e))
+        ) from e
 
 
 @contextlib.contextmanager
 def resume_errors() -> Iterator[None]:
-    """:raises InstanceResumeFailure: it was refused; the server is still suspended"""
+    """It was refused; the server is still suspended, and can be resumed again.
+
+    :raises InstanceFaultRollback:
+    """
     try:
         yield
     except (exception.PcowError, _libvirt().libvirtError) as e:
-        raise nova_exception.InstanceResumeFailure(reason=str(e)) from e
+        raise nova_exception.InstanceFaultRollback(
+            nova_exception.InstanceResumeFailure(reason=str(e))
+        ) from e
