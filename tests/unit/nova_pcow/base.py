@@ -90,7 +90,7 @@ class ServersTestCase(base.ServersTestBase):
                 self.addCleanup(
                     (conf if group == 'pcow' else nova_conf).CONF.clear_override, name, group
                 )
-        self.pool = self.useFixture(PoolFixture('fast')).pool
+        self.pool = self._make_pool()
         self.useFixture(
             fixtures.MonkeyPatch(
                 'nova.tests.fixtures.libvirt.Domain.listAllSnapshots', lambda domain: []
@@ -136,6 +136,10 @@ class ServersTestCase(base.ServersTestBase):
             return super()._wait_for_server_parameter(
                 server, expected, max_retries * _ASK_TIMES, *args, **kwargs
             )
+
+    def _make_pool(self) -> pool_module.Pool:
+        made: pool_module.Pool = self.useFixture(PoolFixture('fast')).pool
+        return made
 
     def _setup_compute_service(self) -> None:
         self.flags(compute_driver='nova_pcow.driver.PcowLibvirtDriver')
