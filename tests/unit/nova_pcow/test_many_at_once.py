@@ -23,7 +23,7 @@ SEED = int(os.environ.get('PCOW_TEST_SEED') or random.randrange(1 << 32))
 PROGRAM = Path(__file__).with_name('at_once.py')
 SIZES = {'one': '16g', 'two': '3g'}
 # what it takes beside its work, on a machine that is busy
-BESIDE = 400
+BESIDE = 900
 
 
 class RandomWorkAtOnceTest(unittest.TestCase):
