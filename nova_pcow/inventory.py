@@ -25,6 +25,9 @@ from pcow_driver.vm import ram as vm_ram
 LOG = logging.getLogger(__name__)
 
 NO_LIMIT_RATIO = 10000.0  # placement knows no ratio without limit
+# Percent of a pool by which placement may be told more as reserved than is, so that it is not told
+# anew at each look: see _settled().
+SLACK = 1
 _MAX_UNIT = 2**31 - 1
 
 
@@ -68,12 +71,13 @@ def traits(pool: pool_module.Pool) -> frozenset[str]:
     return frozenset((flavor_module.TRAIT, flavor_module.CLASS_TRAITS[pool.persistence()]))
 
 
-def offer(pool: pool_module.Pool) -> Offer:
+def offer(pool: pool_module.Pool, told: Mapping[str, Any] | None = None) -> Offer:
     """What a pool has now.
 
     Reserved are what the operator keeps free and what is provisioned beside the claims of servers;
     everything, if the pool takes nothing new or is so full that guests will soon wait.
 
+    :param told: the inventory that placement has of it, if it has one
     :raises ToolFailed:
     """
     now, settings = pool.capacity(), pool.settings
@@ -83,17 +87,18 @@ def offer(pool: pool_module.Pool) -> Offer:
         # in this order: of a server that comes meanwhile more counts as provisioned, and not less,
         # than it claims
         claimed = sum(map(_claimed, pool.listed()))
-        reserved = pool.account().reserved_beside(claimed)
+        reserved = _settled(
+            min(-(-pool.account().reserved_beside(claimed) // units.MIB), total), total, told
+        )
     else:
-        reserved = settings.reserved(now.total)
-    reserved = -(-reserved // units.MIB)
+        reserved = -(-settings.reserved(now.total) // units.MIB)
     if settings.draining or capacity.judge(now, settings)[0] is capacity.State.CRITICAL:
         reserved = total
     return Offer(
         pool.name,
         {
             'total': total,
-            'reserved': min(reserved, total),
+            'reserved': reserved,
             'min_unit': 1,
             'step_size': 1,
             'allocation_ratio': ratio,
@@ -101,6 +106,23 @@ def offer(pool: pool_module.Pool) -> Offer:
         },
         traits(pool),
     )
+
+
+def _settled(reserved: int, total: int, told: Mapping[str, Any] | None) -> int:
+    """What to tell placement of what is reserved, all in MiB: never less, and up to :data:`SLACK`
+    percent of the pool more, so that it stays what it was while metadata and small files come and
+    go.
+
+    nova-compute writes an inventory that has changed with each claim and each periodic update.
+    Placement refuses that if anybody has claimed something of the pool since it was read, which
+    takes as long as the look at the pools. Nova tries four times, and then fails the build or the
+    resize.
+    """
+    slack = total * SLACK // 100
+    if told and told['total'] == total and 0 <= told['reserved'] - reserved <= slack:
+        return int(told['reserved'])
+    # in the middle: it may now become more as well as less
+    return min(reserved + slack // 2, total)
 
 
 def _claimed(item: pool_module.ListedImage) -> int:
@@ -130,12 +152,13 @@ def update_provider_tree(tree: Any, nodename: str, *, takes_servers: bool) -> No
     """
     offered = set()
     for pool in pools() if takes_servers else ():
+        provider = provider_name(nodename, pool.name)
+        told = tree.data(provider).inventory if tree.exists(provider) else {}
         try:
-            found = offer(pool)
+            found = offer(pool, told.get(flavor_module.RESOURCE_CLASS))
         except (exception.PcowError, OSError) as e:
             LOG.error('The pool %s takes no servers: %s', pool.name, e)
             continue
-        provider = provider_name(nodename, pool.name)
         if not tree.exists(provider):
             tree.new_child(provider, nodename)
         tree.update_inventory(provider, {flavor_module.RESOURCE_CLASS: found.inventory})

@@ -3,8 +3,10 @@
 system.
 
 Something stands still if the hub of the green threads does not come round, or no operation ends;
-then the program ends with the stacks of all threads. Its arguments are a directory, ``green`` or
-``native``, a seed, and how long it goes on in seconds.
+then the program ends with the stacks of all threads. At quiet points, in the midst and at the end,
+what the scheduler is told, what the pool says of itself and what its file system has must agree.
+Its arguments are a directory, ``green`` or ``native``, a seed, how long it goes on in seconds, and
+how many quiet points there are: none, if others work beside it.
 """
 
 import sys
@@ -33,8 +35,14 @@ from oslo_config import cfg
 
 from cinder_pcow import driver
 from pcow_driver.common import conf
+from pcow_driver.common import exception as pcow_exception
+from pcow_driver.common import tool
+from pcow_driver.common import units
+from pcow_driver.pools import registry
+from tests.unit import accounts
 
 DIRECTORY, MODE, SEED, SECONDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+QUIET_POINTS = int(sys.argv[5])
 WORKERS = 8
 # seconds in which the hub comes round, on a machine that is busy
 STANDS_STILL = 10
@@ -130,6 +138,13 @@ class Volumes:
         snapshot = self.snapshots.pop(chance.randrange(len(self.snapshots)))
         self.driver.delete_snapshot(snapshot)
 
+    def write(self, chance: random.Random) -> None:
+        """As a guest does."""
+        path = registry.PoolRegistry().get('one').image_path(chance.choice(self.volumes).name)
+        offset, length = (8 + chance.randrange(8)) << 20, chance.randrange(1, 2048) << 10
+        with contextlib.suppress(pcow_exception.ToolFailed):  # it is deleted, or in use
+            tool.run(tool.find('pcow_io'), '--no-map', '-c', f'write -q {offset} {length}', path)
+
     def stats(self, chance: random.Random) -> None:
         self.driver.get_volume_stats(refresh=True)
 
@@ -142,6 +157,7 @@ class Volumes:
             self.delete,
             self.delete_snapshot,
             self.stats,
+            self.write,
             *[self.from_snapshot] * 6,
         ]
         while time.monotonic() < until:
@@ -166,11 +182,29 @@ def watch(volumes: Volumes) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def main() -> None:
-    volumes = Volumes(make_driver())
-    watcher = threading.Thread(target=watch, args=(volumes,))
-    watcher.start()
-    until = time.monotonic() + SECONDS
+def differences(volumes: Volumes) -> list[str]:
+    """What the scheduler, the pool and the file system say otherwise of one thing."""
+    pool = registry.PoolRegistry().get('one')
+    (told,) = volumes.driver.get_volume_stats(refresh=True)['pools']
+    account, found = pool.account(), accounts.differences(pool)
+    print(
+        f'{MODE}: {len(volumes.volumes)} volumes, {told["total_volumes"]} images, '
+        f'{told["total_capacity_gb"]} GiB, free {told["free_capacity_gb"]}, '
+        f'provisioned {told["provisioned_capacity_gb"]}'
+    )
+    for key, size in (
+        ('total_capacity_gb', account.total),
+        ('free_capacity_gb', account.free),
+        ('provisioned_capacity_gb', account.provisioned + account.fixed * account.overcommit),
+    ):
+        if abs(told[key] - size / units.GIB) > 0.0051:  # it is rounded
+            found.append(f'{key}: {told[key]}, not {size / units.GIB}')
+    return found
+
+
+def work(volumes: Volumes, number: int) -> list[BaseException]:
+    """What has failed until the next quiet point."""
+    until = time.monotonic() + SECONDS / max(QUIET_POINTS, 1)
     failed: list[BaseException] = []
 
     def run(seed: int) -> None:
@@ -181,16 +215,30 @@ def main() -> None:
             raise
 
     threads = [
-        threading.Thread(target=run, args=(SEED * WORKERS + number,)) for number in range(WORKERS)
+        threading.Thread(target=run, args=((SEED * 100 + number) * WORKERS + worker,))
+        for worker in range(WORKERS)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return failed
+
+
+def main() -> None:
+    volumes = Volumes(make_driver())
+    watcher = threading.Thread(target=watch, args=(volumes,))
+    watcher.start()
+    failed: list[object] = []
     try:
+        for number in range(max(QUIET_POINTS, 1)):
+            failed += work(volumes, number)
+            failed += differences(volumes) if QUIET_POINTS else []
         for volume in volumes.volumes:
             volumes.driver.delete_volume(volume)
             volumes.ended = time.monotonic()
+        volumes.volumes.clear()
+        failed += differences(volumes) if QUIET_POINTS else []
     finally:
         volumes.over = True
         watcher.join()
@@ -199,6 +247,7 @@ def main() -> None:
         f'{sum(volumes.refused.values())} refused '
         f'{dict(volumes.refused)}'
     )
+    print(*failed, sep='\n')
     sys.exit(1 if failed else 0)
 
 

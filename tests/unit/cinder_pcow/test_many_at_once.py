@@ -2,7 +2,7 @@
 """cinder-volume does many operations at once, as green threads or as threads of the system, beside
 other services of the host.
 
-PCOW_TEST_AT_ONCE is for how many seconds.
+``PCOW_RANDOM_SECONDS`` is for how many seconds.
 """
 
 import os
@@ -17,7 +17,7 @@ from pcow_driver.common import conf
 from pcow_driver.pools import registry
 from tests.unit.pcow_driver import base
 
-SECONDS = float(os.environ.get('PCOW_TEST_AT_ONCE', '3'))
+SECONDS = float(os.environ.get('PCOW_RANDOM_SECONDS', '3'))
 PROGRAM = Path(__file__).with_name('at_once.py')
 
 
@@ -47,10 +47,16 @@ class ManyAtOnceTest(unittest.TestCase):
         os.mkdir(os.path.join(directory, 'state'))
         conf.CONF.set_override('state_path', os.path.join(directory, 'state'), 'pcow')
         self.addCleanup(conf.CONF.clear_override, 'state_path', 'pcow')
-        pool = registry.PoolRegistry().create('one', os.path.join(directory, 'one'))
+        # of its own: what others hold would be in the accounts
+        path = os.path.join(directory, 'one')
+        os.mkdir(path)
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=8g', 'none', path], check=True)
+        self.addCleanup(subprocess.run, ['umount', '-l', path], check=True)
+        pool = registry.PoolRegistry().create('one', path)
+        quiet_points = str(3 if len(modes) == 1 else 0)
         programs = [
             subprocess.Popen(
-                [sys.executable, PROGRAM, directory, mode, str(number), str(SECONDS)],
+                [sys.executable, PROGRAM, directory, mode, str(number), str(SECONDS), quiet_points],
                 cwd=base.TOP,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

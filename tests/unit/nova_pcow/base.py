@@ -90,7 +90,7 @@ class ServersTestCase(base.ServersTestBase):
                 self.addCleanup(
                     (conf if group == 'pcow' else nova_conf).CONF.clear_override, name, group
                 )
-        self.pool = self.useFixture(PoolFixture('fast')).pool
+        self.pool = self._make_pool()
         self.useFixture(
             fixtures.MonkeyPatch(
                 'nova.tests.fixtures.libvirt.Domain.listAllSnapshots', lambda domain: []
@@ -137,6 +137,10 @@ class ServersTestCase(base.ServersTestBase):
                 server, expected, max_retries * _ASK_TIMES, *args, **kwargs
             )
 
+    def _make_pool(self) -> pool_module.Pool:
+        made: pool_module.Pool = self.useFixture(PoolFixture('fast')).pool
+        return made
+
     def _setup_compute_service(self) -> None:
         self.flags(compute_driver='nova_pcow.driver.PcowLibvirtDriver')
 
@@ -162,11 +166,22 @@ class ServersTestCase(base.ServersTestBase):
             if value is None:
                 del where[name]
 
-    def make_flavor(self, claimed_mb: int | None = 1024, disk: int = 1, **extra_specs: str) -> str:
+    def make_flavor(
+        self,
+        claimed_mb: int | None = 1024,
+        disk: int = 1,
+        *,
+        ephemeral: int = 10,
+        **extra_specs: str,
+    ) -> str:
         specs = {f'pcow:{name}': value for name, value in extra_specs.items()}
         if claimed_mb is not None:
             specs['resources:CUSTOM_PCOW_MB'] = str(claimed_mb)
-        return str(self._create_flavor(disk=disk, extra_spec=specs | {'resources:DISK_GB': '0'}))
+        return str(
+            self._create_flavor(
+                disk=disk, ephemeral=ephemeral, extra_spec=specs | {'resources:DISK_GB': '0'}
+            )
+        )
 
     def make_misspelt_flavor(self) -> str:
         """As the openstack command makes one by default: at a microversion at which the API checks

@@ -3,6 +3,7 @@
 
 import os
 from pathlib import Path
+import random
 import subprocess
 from typing import Any
 import unittest
@@ -17,6 +18,7 @@ from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
 from nova_pcow import inventory
 from pcow_driver.common import conf
+from pcow_driver.common import units
 from pcow_driver.pools import registry
 from tests.unit import sick_pool
 from tests.unit.nova_pcow import base
@@ -49,10 +51,11 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
     def run_program(*command: str | Path) -> None:
         subprocess.run(command, check=True)
 
-    def told(self) -> dict[str, dict[str, Any]]:
-        """What placement knows of each pool."""
-        tree = provider_tree.ProviderTree()
-        tree.new_root('node', uuidutils.generate_uuid())
+    def told(self, tree: provider_tree.ProviderTree | None = None) -> dict[str, dict[str, Any]]:
+        """What placement knows of each pool; ``tree`` has what it was told before."""
+        if tree is None:
+            tree = provider_tree.ProviderTree()
+            tree.new_root('node', uuidutils.generate_uuid())
         inventory.update_provider_tree(tree, 'node', takes_servers=True)
         found = (tree.data(uuid) for uuid in tree.get_provider_uuids())
         return {one.name: one.inventory['CUSTOM_PCOW_MB'] for one in found if one.name != 'node'}
@@ -84,3 +87,30 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
     def test_it_cannot_be_looked_at(self) -> None:
         with sick_pool.sick('sick'):
             self.assertEqual(['node_pcow_well'], list(self.told()))
+
+    def test_small_files_change_nothing(self) -> None:
+        """What is told of a pool of 1 GiB stays while its files come and go by some MiB, and is
+        never less than what is reserved.
+        """
+        self.run_program('mount', '-o', 'remount,size=1g', self.directory / 'well')
+        pool, chance = registry.PoolRegistry().get('well'), random.Random(1)
+        tree, file = provider_tree.ProviderTree(), self.directory / 'well' / 'file'
+        tree.new_root('node', uuidutils.generate_uuid())
+        seen = set()
+        for size in [0, *(chance.randrange(5) for _number in range(20)), 0, 100, 98, 103, 0]:
+            file.write_bytes(bytes(size * units.MIB))
+            told = self.told(tree)['node_pcow_well']
+            exact = pool.account().reserved_beside(0) / units.MIB
+            self.assertTrue(exact <= told['reserved'] <= exact + 11, (size, exact, told))
+            self.assertEqual(
+                int((told['total'] - told['reserved']) * 20), told['max_unit'], 'to be claimed'
+            )
+            seen.add(told['reserved'])
+        self.assertEqual({6, 106}, seen)
+
+    def test_of_a_full_pool_no_more_is_reserved_than_it_has(self) -> None:
+        registry.PoolRegistry().set('well', critical=0, low=0)
+        self.run_program('mount', '-o', 'remount,size=1g', self.directory / 'well')
+        (self.directory / 'well' / 'file').write_bytes(bytes(1022 * units.MIB))
+        told = self.told()['node_pcow_well']
+        self.assertEqual((1024, 1024), (told['total'], told['reserved']))

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import contextlib
 import re
 from typing import Any
 from unittest import mock
 
 import fixtures
+from nova.tests.fixtures import libvirt as fakelibvirt
+from nova.tests.functional.api import client
 
 from nova_pcow import reserved
 from nova_pcow import snapshot
@@ -160,3 +163,42 @@ class SuspendedTest(base.TestCase):
         image.snapshot_delete(self.paths[1], reserved.SUSPENDED)
         snapshot.suspend(running, domain.Domain(running, 'x'), mock.Mock())
         self.assertEqual(['create'], running.calls)
+
+
+class RefusedTest(nova_base.ServersTestCase):
+    """A server goes on as it was, by Nova's words as well."""
+
+    ADMIN_API = True
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.start_compute()
+        self.useFixture(fixtures.MockPatch('nova_pcow.snapshot._libvirt', return_value=fakelibvirt))
+        self.server = self.boot(self.make_flavor(root='true'))
+
+    def act(self, action: str) -> Any:
+        """The server, after something was refused."""
+        # casts are calls here: the API hears what compute raises
+        with contextlib.suppress(client.OpenStackApiException):
+            self.api.post_server_action(self.server['id'], {action: None})
+        return self._wait_for_server_parameter(self.server, {'OS-EXT-STS:task_state': None})
+
+    def test_suspend(self) -> None:
+        refused = snapshot.SuspendRefused(disk='vdb (raw)')
+        with mock.patch('nova_pcow.snapshot.suspend', side_effect=refused):
+            self.assertEqual('ACTIVE', self.act('suspend')['status'])
+        self.assertIn(
+            'the disk vdb (raw) takes no snapshot', self.event_words(self.server, 'suspend')
+        )
+
+    def test_resume(self) -> None:
+        with mock.patch('nova_pcow.snapshot.suspend'):
+            self.assertEqual('SUSPENDED', self.act('suspend')['status'])
+        with (
+            mock.patch('nova_pcow.snapshot.suspended'),
+            mock.patch(
+                'nova_pcow.snapshot.go_back', side_effect=fakelibvirt.libvirtError('no memory')
+            ),
+        ):
+            self.assertEqual('SUSPENDED', self.act('resume')['status'])
+        self.assertIn('no memory', self.event_words(self.server, 'resume'))
