@@ -579,6 +579,7 @@ class AtOnce(base.ServersTestCase):
             log(f'{sum(self.done.values())} done {dict(self.done)}')
             log(f'{sum(self.refused.values())} refused {dict(self.refused)}')
         self.assertEqual([], self.unexpected)
+        self.assertGreater(sum(self.done.values()), WORKERS, 'operations: it shows nothing')
 
 
 class Claims:

@@ -6,6 +6,8 @@ from typing import Any
 from unittest import mock
 
 import fixtures
+from nova import context
+from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.api import client
 
@@ -194,6 +196,8 @@ class RefusedTest(nova_base.ServersTestCase):
     def test_resume(self) -> None:
         with mock.patch('nova_pcow.snapshot.suspend'):
             self.assertEqual('SUSPENDED', self.act('suspend')['status'])
+        instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
+        self.computes['compute1'].driver._host.get_guest(instance)._domain.destroy()
         with (
             mock.patch('nova_pcow.snapshot.suspended'),
             mock.patch(
