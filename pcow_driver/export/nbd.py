@@ -35,6 +35,7 @@ FUSE_CONF = '/etc/fuse.conf'
 EXPORT = 'export'  # in a directory of :mod:`workspace`
 _MOUNT = 'mount'
 _FILE = 'data'
+_MAX_SOCKET = 107  # unix(7), without the NUL
 _CONTROL = 'control'  # a link to the socket beside the image
 _UNIT = 'unit'  # nbdkit runs in a unit of systemd, see nbdkit_unit
 # all that is in its directory, and as what: nothing else is taken away
@@ -71,14 +72,24 @@ def start(
     :param with_parent: end with the thread that called this, also if that is killed
     :raises ImageNotFound:
     :raises ToolFailed: nbdkit cannot serve it, because somebody else has it open for instance
-    :raises ExportFailed: the directory is not one of an export, or what is left in it cannot be
-        ended
+    :raises ExportFailed: the directory is not one of an export, what is left in it cannot be
+        ended, or its path is too long for a socket
     :raises PathRefused: this is root, and others could put another directory in its place
     """
     directory, path = os.path.abspath(directory), os.path.abspath(path)
     if not os.path.exists(path):
         raise exception.ImageNotFound(path=path)
     tool.find_module('nbdkit_plugin', nbdkit.PLUGIN_DIRECTORIES)
+    socket = os.path.join(directory, nbdkit.SOCKET)
+    if len(os.fsencode(socket)) > _MAX_SOCKET:
+        raise exception.ExportFailed(
+            path=directory,
+            reason=(
+                f'the path of a socket in it is longer than the {_MAX_SOCKET} bytes that there can '
+                f'be: choose a shorter one (what pcow exports for a while lies below [pcow] '
+                f'conversion_dir)'
+            ),
+        )
     stop(directory)
     _make(directory)
     control = not read_only and snapshot is None and os.access(os.path.dirname(path), os.W_OK)
@@ -88,7 +99,6 @@ def start(
     if control:
         beside = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         os.symlink(control_socket.socket_path(beside), os.path.join(directory, _CONTROL))
-    socket = os.path.join(directory, nbdkit.SOCKET)
     try:
         if with_parent:
             process = nbdkit.start_child(directory, export.command(directory, '--exit-with-parent'))

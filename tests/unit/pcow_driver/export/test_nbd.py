@@ -220,6 +220,17 @@ class StopTest(base.TestCase):
         users.run_as(65534, functools.partial(nbd.stop, str(self.directory / 'link/x')))
         self.assertFalse(export.exists())
 
+    def test_path_that_is_too_long(self) -> None:
+        """No socket can have it, and nbdkit would say so in its log alone."""
+        self.configure(nbdkit_plugin=self.script('plugin.so', ''))
+        (self.directory / 'vm.pcow').touch()
+        deep = self.directory / ('x' * 100)
+        error = self.assertRaises(
+            exception.ExportFailed, nbd.start, str(deep), str(self.directory / 'vm.pcow')
+        )
+        self.assertIn('longer than the 107 bytes', str(error))
+        self.assertFalse(deep.exists())
+
     def test_root_works_where_nobody_else_writes(self) -> None:
         """Another directory under the name of the export, or of a conversion, would have root write
         through links of its owner.
