@@ -34,7 +34,6 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         self._had_emulator = True
-        self._interrupted = set[str]()  # servers; see nova_pcow.suspension
 
     def init_host(self, host: str) -> None:
         super().init_host(host)
@@ -60,7 +59,7 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
         self.provider_tree = copy.deepcopy(provider_tree)
         self._lost_claims.put_back(self._service_host)
         self._settle_stayed(*notes.servers(notes.LEAVING))
-        self._interrupted = suspension.settle(self._host, self._interrupted)
+        self._interrupted &= suspension.settle(self._host, set(self._interrupted))
 
     def _has_emulator(self) -> bool:
         """One warning each time that it goes."""

@@ -10,6 +10,7 @@ that is suspended is one at a checkpoint of the driver's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+import os
 from typing import Any
 
 from lxml import etree
@@ -20,6 +21,7 @@ from nova.virt.libvirt import config as vconfig
 from oslo_log import log as logging
 
 from nova_pcow import flavor as flavor_module
+from nova_pcow import inventory
 from nova_pcow import reserved
 from nova_pcow import storage
 from pcow_driver.common import exception
@@ -270,7 +272,6 @@ def suspend(found: domain.Domain, begin: Callable[[], None]) -> None:
         except BaseException:
             with interrupt.clearing_up():
                 _go_on(found)
-                forget_suspended(found)
             raise
 
 
@@ -279,6 +280,8 @@ def _go_on(found: domain.Domain) -> None:
         with domain.errors():
             if found.active() and not found.running():
                 found.resume()
+            if found.running():  # else it may have ended after all, and have a state
+                forget_suspended(found)
     except exception.PcowError as e:  # the first error is what its owner wants to know
         LOG.error('%s could not be suspended, and does not go on: %s', found.name, e)
 
@@ -286,6 +289,18 @@ def _go_on(found: domain.Domain) -> None:
 def is_suspended(found: domain.Domain) -> bool:
     """Whether there is something that a server resumes from."""
     return found.is_checkpoint(reserved.SUSPENDED)
+
+
+def check_there(found: domain.Domain) -> None:
+    """:raises RamRefused: nobody can tell whether a server is suspended"""
+    path = found.ram()
+    if path is not None and not os.path.exists(path) and not inventory.all_there():
+        raise RamRefused(
+            reason=(
+                'a pool of this host is not there (its log says which), and may have what the '
+                'server was suspended at: mount it'
+            )
+        )
 
 
 def may_be_suspended(found: domain.Domain) -> bool:

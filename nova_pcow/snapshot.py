@@ -138,12 +138,10 @@ def go_back(virtual_domain: Any) -> None:
     :param virtual_domain: off, or paused at a start that was cut off, which has no use any more
     :raises libvirtError: then it is still suspended
     """
-    libvirt = _libvirt()
+    libvirt, found = _libvirt(), suspended(virtual_domain)
     if virtual_domain.isActive():
         virtual_domain.destroy()
-    virtual_domain.revertToSnapshot(
-        suspended(virtual_domain), libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_PAUSED
-    )
+    virtual_domain.revertToSnapshot(found, libvirt.VIR_DOMAIN_SNAPSHOT_REVERT_PAUSED)
 
 
 def forget_suspended(virtual_domain: Any) -> None:

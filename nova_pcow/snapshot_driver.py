@@ -30,6 +30,11 @@ CONF = nova.conf.CONF
 class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
     """See :mod:`nova_pcow.snapshot_driver`."""
 
+    def __init__(self, virtapi: Any, read_only: bool = False) -> None:
+        super().__init__(virtapi, read_only)
+        # servers, by UUID, whose suspension or resumption was cut off and is not settled yet
+        self._interrupted = set[str]()
+
     def snapshot(self, context: Any, instance: Any, image_id: str, update_task_state: Any) -> None:
         if not flavor_module.is_pcow(instance) or not flavor_module.of(instance).root:
             super().snapshot(context, instance, image_id, update_task_state)
@@ -67,8 +72,16 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
             super().suspend(context, instance)
             return
         with suspension.suspend_errors():
+            self._interrupted.discard(instance.uuid)
             suspension.check_task(context, instance, task_states.SUSPENDING)
-            suspension.Suspension.of(instance, self._host).suspend()
+            try:
+                suspension.Suspension.of(instance, self._host).suspend()
+            except Exception:
+                # QEMU may end late, and libvirt finish what its connection was lost for
+                with contextlib.suppress(Exception):
+                    if suspension.Suspension.of(instance, self._host).is_complete():
+                        return
+                raise
 
     def resume(
         self,
@@ -83,6 +96,7 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
             super().resume(context, instance, network_info, block_device_info, share_info)
             return
         with suspension.resume_errors():
+            self._interrupted.discard(instance.uuid)
             suspension.check_task(context, instance, task_states.RESUMING)
             guest = self._host.get_guest(instance)
             self.plug_vifs(instance, network_info)
@@ -93,14 +107,16 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         self, context: Any, instance: Any, network_info: Any, *more: Any, **later: Any
     ) -> None:
         """It is a hard reboot, which gives up what a server was suspended at."""
-        if flavor_module.is_pcow(instance) and instance.vm_state == vm_states.SUSPENDED:
+        if flavor_module.is_pcow(instance) and (
+            instance.vm_state == vm_states.SUSPENDED or instance.task_state in suspension.TASKS
+        ):
             return
         super().resume_state_on_host_boot(context, instance, network_info, *more, **later)
 
     def _forget_suspended(self, instance: Any) -> None:
         """Give up the state that a suspended server would resume from, if it is one."""
         with contextlib.suppress(nova_exception.InstanceNotFound):
-            suspension.Suspension.of(instance, self._host).forget()
+            suspension.Suspension.of(instance, self._host).give_up()
 
     def _undefine_domain(
         self, instance: Any, keep_vtpm: bool = False, keep_nvram: bool = False

@@ -27,6 +27,7 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import ram
 from nova_pcow import snapshot
 from pcow_driver.common import exception
+from pcow_driver.common import interrupt
 from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
@@ -90,34 +91,74 @@ class Suspension:
         """
         with domain.errors():
             if self._domain.active():
-                if self._is_resumed():
+                if self._is_used() and self._domain.running():
                     self.forget()
                     return
                 self._check_not_started()
-            elif self._is_used() or not self.exists():
-                raise SuspensionRefused(
-                    reason=(
-                        'there is nothing left that it was suspended at, so it cannot go on: '
-                        'reboot it hard, and it boots'
-                    )
+            if not (self._is_used() and self._domain.active()):
+                self._go_back()
+            self._run()
+
+    def _check_not_started(self) -> None:
+        found = self._domain
+        if found.paused_on_purpose() and (self._is_used() or not found.has_run()):
+            return
+        way_out = (
+            'reboot it hard'
+            if self._is_used()
+            else (
+                'an administrator of its host ends that (virsh destroy), and it can be resumed, or '
+                'it is rebooted hard, which gives up what it was suspended at'
+            )
+        )
+        raise SuspensionRefused(
+            reason=(
+                f'somebody else has started it meanwhile, or it has stopped for an error (virsh '
+                f'domstate --reason): {way_out}'
+            )
+        )
+
+    def _go_back(self) -> None:
+        if self._is_used() or not self.exists():
+            raise SuspensionRefused(
+                reason=(
+                    'there is nothing left that it was suspended at, so it cannot go on: reboot it '
+                    'hard, and it boots'
                 )
-            if not self._is_used():
-                if self._has_ram:
-                    ram.go_back(self._domain)
-                else:
-                    snapshot.go_back(self._virtual)
-                self._note_used(used=True)
+            )
+        if self._has_ram:
+            ram.go_back(self._domain)
+        else:
+            snapshot.go_back(self._virtual)
+        self._note_used(used=True)
+
+    def _run(self) -> None:
+        try:
             self._domain.resume()
-            self.forget()
+        except BaseException:
+            with interrupt.clearing_up(), contextlib.suppress(Exception):
+                if not (self._domain.running() or self._domain.has_run()):
+                    self._note_used(used=False)
+            raise
+        self.forget()
 
     def exists(self) -> bool:
-        """Whether there is a state of it, used or not."""
+        """Whether there is a state of it, used or not.
+
+        :raises PcowError: the pool that may have it is not there
+        """
         if self._has_ram:
+            ram.check_there(self._domain)
             return ram.may_be_suspended(self._domain)
         return snapshot.suspended(self._virtual) is not None
 
+    def is_complete(self) -> bool:
+        """Whether the guest has ended, and can be resumed."""
+        with domain.errors():
+            return not self._domain.active() and not self._is_used() and self.exists()
+
     def forget(self) -> None:
-        """Give up what a suspended server would resume from; what it has written stays. Errors are
+        """Delete what a suspended server would resume from; what it has written stays. Errors are
         only logged.
         """
         try:
@@ -126,22 +167,14 @@ class Suspension:
             LOG.warning('libvirt keeps a state of no use any more: %s', e, instance=self._instance)
         ram.forget_suspended(self._domain)
 
-    def _is_resumed(self) -> bool:
-        return self._is_used() and self._domain.running()
-
-    def _check_not_started(self) -> None:
-        if (
-            self._domain.running()
-            or not self._domain.paused_on_purpose()
-            or (self._has_ram and not self._is_used() and self._domain.has_run())
-        ):
-            raise SuspensionRefused(
-                reason=(
-                    'somebody else has started it meanwhile (virsh domstate --reason): an '
-                    'administrator of its host ends that (virsh destroy), and it can be resumed, '
-                    'or it is rebooted hard, which gives up what it was suspended at'
-                )
-            )
+    def give_up(self) -> None:
+        """Have it boot at its next start; what cannot be deleted of the state is used by that."""
+        self.forget()
+        try:
+            if not self._is_used() and self.exists():
+                self._note_used(used=True)
+        except exception.PcowError as e:
+            LOG.warning('%s', e, instance=self._instance)
 
     def _is_used(self) -> bool:
         return _USED in self._instance.system_metadata
@@ -161,35 +194,32 @@ class Suspension:
         ==========  ======================  ====================================================
         task        domain                  the server is
         ==========  ======================  ====================================================
-        resuming    off, state not used     SUSPENDED
-        resuming    off, used, or none      what it was before, and found to be off
+        either      libvirt works on it     left for now
+        either      off, state not used     SUSPENDED
+        either      off, used, or none      what it was before, and found to be off
         resuming    runs, state used        ACTIVE
         resuming    runs, not used          SUSPENDED: somebody else has started it
         resuming    paused, used            ACTIVE: it goes on
         resuming    paused, not used        SUSPENDED
-        suspending  off, with a state       SUSPENDED
-        suspending  off, without            as before, and found to be off
         suspending  runs, or paused         ACTIVE: it goes on
-        either      anything else           left for now: libvirt still works on it
+        suspending  stopped for an error    ACTIVE, and found to be paused
         ==========  ======================  ====================================================
 
         :return: False: it is left for now
-        :raises PcowError:
-        :raises libvirtError:
+        :raises PcowError: the same, and it has to be asked again
+        :raises libvirtError: the same
         """
         task, found = self._instance.task_state, self._domain
         with domain.errors():
             active = found.active()
-            if active and not found.running() and not found.paused_on_purpose():
+            if active and found.is_busy():
                 return False
-            if task == task_states.SUSPENDING:
-                suspended = not active and self.exists()
-            elif active:
-                suspended = not self._is_used()
+            if active:
+                suspended = task == task_states.RESUMING and not self._is_used()
             else:
                 suspended = not self._is_used() and self.exists()
             if active and not suspended:
-                if not found.running():
+                if not found.running() and not found.has_failed():
                     found.resume()
                 self.forget()
         self._note_state(task, suspended=suspended, active=active)
@@ -227,6 +257,19 @@ def check_task(context: Any, instance: Any, task: str) -> None:
         )
 
 
+def interrupted(service_host: str) -> set[str]:
+    """The servers of a service that begins which were being suspended or resumed when it ended."""
+    return {
+        str(instance.uuid)
+        for instance in objects.InstanceList.get_by_host(
+            nova_context.get_admin_context(),
+            service_host,
+            expected_attrs=['flavor', 'system_metadata'],
+        )
+        if instance.task_state in TASKS and flavor_module.has_memory(instance)
+    }
+
+
 def settle(host: Any, uuids: set[str]) -> set[str]:
     """Settle these servers, if they are still in such a task; those that are left for now.
 
@@ -235,33 +278,37 @@ def settle(host: Any, uuids: set[str]) -> set[str]:
     left = set()
     for uuid in uuids:
         try:
-            instance = objects.Instance.get_by_uuid(
-                nova_context.get_admin_context(), uuid, expected_attrs=['flavor', 'system_metadata']
-            )
-            if instance.task_state in TASKS and not Suspension.of(instance, host).settle():
-                LOG.warning(
-                    'It was %s when the service ended; libvirt still works on it',
-                    instance.task_state,
-                    instance=instance,
-                )
+            if not _settle(host, uuid):
                 left.add(uuid)
-        except nova_exception.InstanceNotFound:
-            continue
-        except Exception:  # libvirt, the database, ...: tried again later
+        except Exception:  # libvirt, the database, a pool that is not there: tried again later
             LOG.exception('The server %s stays what it is for now', uuid)
             left.add(uuid)
     return left
 
 
-def interrupted(service_host: str) -> set[str]:
-    """The servers of a service that begins which were being suspended or resumed when it ended."""
-    return {
-        str(instance.uuid)
-        for instance in objects.InstanceList.get_by_host(
-            nova_context.get_admin_context(), service_host, expected_attrs=['flavor']
+def _settle(host: Any, uuid: str) -> bool:
+    """:return: False: it is left for now"""
+    try:
+        instance = objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(), uuid, expected_attrs=['flavor', 'system_metadata']
         )
-        if instance.task_state in TASKS and flavor_module.has_memory(instance)
-    }
+    except nova_exception.InstanceNotFound:
+        return True
+    task = instance.task_state
+    if task not in TASKS:
+        return True
+    try:
+        found = Suspension.of(instance, host)
+    except nova_exception.InstanceNotFound:  # it has no domain, as its next request will find
+        instance.task_state = None
+        instance.save(expected_task_state=[task])
+        return True
+    if found.settle():
+        return True
+    LOG.warning(
+        'It was %s when the service ended, and libvirt still works on it', task, instance=instance
+    )
+    return False
 
 
 @contextlib.contextmanager
@@ -289,10 +336,5 @@ def resume_errors() -> Iterator[None]:
 def _roll_back(kind: type[nova_exception.NovaException]) -> Iterator[None]:
     try:
         yield
-    except (
-        exception.PcowError,
-        nova_exception.NovaException,
-        libvirt_guest.libvirt.libvirtError,
-        OSError,
-    ) as e:
+    except Exception as e:  # of libvirt, the database, messaging, ...: each would set ERROR
         raise nova_exception.InstanceFaultRollback(kind(reason=str(e))) from e

@@ -561,6 +561,24 @@ class Domain:
             libvirt.VIR_DOMAIN_PAUSED_FROM_SNAPSHOT,
         )
 
+    def has_failed(self) -> bool:
+        """Of one that is active and does not run: whether an error has stopped it, or it has ended
+        in all but its QEMU.
+        """
+        libvirt = _import('libvirt')
+        state, reason = self._domain.state()
+        return state != libvirt.VIR_DOMAIN_PAUSED or reason in (
+            libvirt.VIR_DOMAIN_PAUSED_IOERROR,
+            libvirt.VIR_DOMAIN_PAUSED_WATCHDOG,
+            libvirt.VIR_DOMAIN_PAUSED_SHUTTING_DOWN,
+            libvirt.VIR_DOMAIN_PAUSED_CRASHED,
+        )
+
+    def is_busy(self) -> bool:
+        """Whether libvirt has a job with it: saves it, starts it, reverts it, ..."""
+        libvirt = _import('libvirt')
+        return self.is_starting() or self._domain.jobInfo()[0] != libvirt.VIR_DOMAIN_JOB_NONE
+
     def is_starting(self) -> bool:
         """Whether libvirt has begun to start it, and is not done with that."""
         libvirt = _import('libvirt')

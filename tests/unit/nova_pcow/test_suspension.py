@@ -26,6 +26,8 @@ from tests.unit.nova_pcow import checkpoints
 from tests.unit.nova_pcow import test_ram
 from tests.unit.pcow_driver.vm import recorded
 
+_DOMAIN = 'pcow_driver.virt.domain.Domain'
+
 
 class _Runs(recorded.Recorded):
     """Whose vCPUs run while it is active, and not suspended."""
@@ -33,6 +35,10 @@ class _Runs(recorded.Recorded):
     paused, destroys, resumes = False, True, True
 
     reason = 1  # somebody wants it so
+    job = 0
+
+    def jobInfo(self) -> list[int]:  # noqa: N802
+        return [self.job]
 
     def state(self) -> tuple[int, int]:
         return (3, self.reason) if self.paused else (1, 0)
@@ -82,6 +88,9 @@ class RamSuspensionTest(recorded.TestCase):
         libvirt.VIR_DOMAIN_RUNNING, libvirt.libvirtError = 1, RuntimeError
         libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER = 3, 1
         libvirt.VIR_DOMAIN_PAUSED_FROM_SNAPSHOT = 7
+        libvirt.VIR_DOMAIN_PAUSED_IOERROR, libvirt.VIR_DOMAIN_PAUSED_WATCHDOG = 5, 6
+        libvirt.VIR_DOMAIN_PAUSED_SHUTTING_DOWN, libvirt.VIR_DOMAIN_PAUSED_CRASHED = 8, 10
+        libvirt.VIR_DOMAIN_PAUSED_STARTING_UP, libvirt.VIR_DOMAIN_JOB_NONE = 11, 0
         self.recorded = self.runs = _Runs(self.directory)
         self.found = domain.Domain(self.recorded, 'instance-00000001')
         self.instance = _Instance()
@@ -126,9 +135,16 @@ class RamSuspensionTest(recorded.TestCase):
         """The guest goes on, and the first error is told, also if it cannot."""
         for resumes in (True, False):
             self.runs.paused, self.runs.destroys, self.runs.resumes = False, False, resumes
-            error = self.assertRaises(exception.LibvirtFailed, self.suspension.suspend)
+            self.suspended()
+            self.recorded.calls.clear()
+            # what is in the file of the RAM does not change by what is recorded
+            with mock.patch.object(ram, '_forget_left'):
+                error = self.assertRaises(exception.LibvirtFailed, self.suspension.suspend)
             self.assertIn('does not end', str(error))
             self.assertEqual(not resumes, self.runs.paused)
+            # it may end after all, and is suspended then
+            behind = self.recorded.calls[self.recorded.calls.index(self.command('create')) :]
+            self.assertEqual(resumes, self.command('delete') in behind)
 
     def test_guest_that_does_not_run(self) -> None:
         """Nobody has it go on: after a revert that failed its images are of different moments."""
@@ -233,9 +249,60 @@ class RamSuspensionTest(recorded.TestCase):
         """libvirt still works on it."""
         for task in suspension.TASKS:
             self.state(paused=True, has_run=True, used=False, is_there=True)
-            self.instance.task_state, self.runs.reason = task, 4
+            self.instance.task_state, self.runs.job = task, 1
             self.assertFalse(self.suspension.settle())
             self.assertEqual(([], task), (self.done(), self.instance.task_state))
+
+    def test_settled_guest_that_has_failed(self) -> None:
+        """It has stopped for want of space, say, and goes on when somebody has seen to that."""
+        self.state(paused=True, has_run=True, used=False, is_there=True)
+        self.instance.task_state, self.runs.reason = task_states.SUSPENDING, 5
+        self.assertTrue(self.suspension.settle())
+        self.assertEqual(vm_states.ACTIVE, self.instance.vm_state)
+        self.assertEqual([self.command('delete'), ('save', [task_states.SUSPENDING])], self.done())
+
+    def test_guest_that_cannot_run(self) -> None:
+        """It was not used then, and is resumed later."""
+        self.recorded.active = False
+        self.suspended()
+        self.runs.resumes = False
+        self.recorded.replies['query-status'] = {'status': 'prelaunch'}
+        self.assertRaises(exception.LibvirtFailed, self.suspension.resume)
+        self.assertEqual({}, self.instance.system_metadata)
+        self.assertNotIn(self.command('delete'), self.done())
+        self.runs.resumes = True
+        self.suspension.resume()
+        self.assertIn(self.command('delete'), self.done())
+
+    def test_pool_that_is_not_there(self) -> None:
+        """Nobody can tell whether there is a state: it stays what it is."""
+        self.recorded.active = False
+        self.ram.unlink()
+        self.instance.task_state = task_states.RESUMING
+        with mock.patch('nova_pcow.inventory.all_there', return_value=False):
+            for ask in (self.suspension.resume, self.suspension.settle):
+                error = self.assertRaises(ram.RamRefused, ask)
+                self.assertIn('mount it', str(error))
+            self.suspension.give_up()
+        self.assertEqual([], self.done())
+
+    def test_ended_after_all(self) -> None:
+        """QEMU was slow to end, and libvirt took that for a failure."""
+        self.recorded.active = False
+        self.assertFalse(self.suspension.is_complete())
+        self.suspended()
+        self.assertTrue(self.suspension.is_complete())
+        self.recorded.active = True
+        self.assertFalse(self.suspension.is_complete())
+
+    def test_state_that_cannot_be_deleted(self) -> None:
+        """A hard reboot has used it, whether or not it stays."""
+        self.recorded.active = False
+        self.suspended()
+        (self.directory / 'fails').touch()
+        self.suspension.give_up()
+        self.assertTrue(self.instance.system_metadata)
+        self.assertFalse(self.suspension.is_complete())
 
     def test_what_an_earlier_suspension_has_left(self) -> None:
         """In a volume, which another server has had then."""
@@ -299,6 +366,8 @@ class RamSuspensionTest(recorded.TestCase):
 class InterruptedTest(test_ram.RamTestCase):
     """The service ended while a server was suspended or resumed."""
 
+    busy = False  # libvirt, with the domain
+
     def setUp(self) -> None:
         super().setUp()
         self.server = self.boot(self.make_ram_flavor())
@@ -316,6 +385,8 @@ class InterruptedTest(test_ram.RamTestCase):
                 lambda found: int(found._state != fakelibvirt.VIR_DOMAIN_SHUTOFF),
             )
         )
+        self.useFixture(fixtures.MonkeyPatch(f'{_DOMAIN}.has_failed', lambda _found: False))
+        self.useFixture(fixtures.MonkeyPatch(f'{_DOMAIN}.is_busy', lambda _found: self.busy))
         self.driver = self.computes['compute1'].driver
         self.virtual = self.driver._host.get_guest(self.instance(self.server))._domain
 
@@ -394,10 +465,11 @@ class InterruptedTest(test_ram.RamTestCase):
         found.task_state = task_states.SUSPENDING
         found.save()
         self.virtual.suspend()
-        with mock.patch.object(domain.Domain, 'paused_on_purpose', return_value=False):
-            self.driver._interrupted = suspension.settle(
-                self.driver._host, suspension.interrupted('compute1')
-            )
+        self.busy = True
+        self.driver._interrupted = suspension.settle(
+            self.driver._host, suspension.interrupted('compute1')
+        )
+        self.busy = False
         found.refresh()
         self.assertEqual(task_states.SUSPENDING, found.task_state)
         self.virtual.destroy()
@@ -405,6 +477,23 @@ class InterruptedTest(test_ram.RamTestCase):
         found.refresh()
         self.assertIsNone(found.task_state)
         self.assertEqual(set(), self.driver._interrupted)
+
+    def test_domain_that_is_not_there(self) -> None:
+        self.virtual.destroy()
+        self.virtual.undefine()
+        self.assertEqual(
+            vm_states.SUSPENDED, self.settle(vm_states.SUSPENDED, task_states.RESUMING)
+        )
+
+    def test_suspension_that_ends_late(self) -> None:
+        """The guest has ended, and its state is there: the server is suspended."""
+        ended = exception.LibvirtFailed(uri='x', reason='Failed to terminate process')
+        with (
+            mock.patch.object(suspension.Suspension, 'suspend', side_effect=ended),
+            mock.patch.object(suspension.Suspension, 'is_complete', return_value=True),
+        ):
+            self.act(self.server, 'suspend')
+        self.assertEqual('SUSPENDED', self.api.get_server(self.server['id'])['status'])
 
     def test_libvirt_is_not_there(self) -> None:
         """A resume that is refused for that is one that can be tried again."""

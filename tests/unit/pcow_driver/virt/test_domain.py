@@ -92,6 +92,11 @@ def record_libvirt(test: base.TestCase) -> None:
         setattr(module, 'VIR_DOMAIN_PAUSED_USER', 1)  # noqa: B010
         setattr(module, 'VIR_DOMAIN_PAUSED_FROM_SNAPSHOT', 7)  # noqa: B010
         setattr(module, 'VIR_DOMAIN_PAUSED_STARTING_UP', 11)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED_IOERROR', 5)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED_WATCHDOG', 6)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED_SHUTTING_DOWN', 8)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_PAUSED_CRASHED', 10)  # noqa: B010
+        setattr(module, 'VIR_DOMAIN_JOB_NONE', 0)  # noqa: B010
         setattr(module, 'qemuMonitorCommand', _monitor)  # noqa: B010
 
 
@@ -316,6 +321,15 @@ class DomainTest(base.TestCase):
                 self.assertEqual(
                     (starts, on_purpose), (found.is_starting(), found.paused_on_purpose())
                 )
+                for job in (0, 5):
+                    with mock.patch.object(recorded, 'jobInfo', return_value=[job], create=True):
+                        self.assertEqual(starts or job > 0, found.is_busy())
+
+    def test_who_has_failed(self) -> None:
+        recorded, found = self._domain(active=True)
+        for state, failed in (((3, 1), False), ((3, 3), False), ((3, 5), True), ((6, 1), True)):
+            with mock.patch.object(recorded, 'state', return_value=state):
+                self.assertEqual(failed, found.has_failed())
 
     def test_select(self) -> None:
         _recorded, found = self._domain(
