@@ -83,11 +83,7 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
             else:
                 migration_module.check_travels(instance.uuid)
                 if new.has_ram:
-                    ram.check_class(
-                        is_page_cache=resize_claims.is_on_class(
-                            context, instance.uuid, 'page-cache'
-                        )
-                    )
+                    ram.check_new_host(context, instance.uuid)
         try:
             with errors.roll_back_resize():
                 disk_info = str(super().migrate_disk_and_power_off(*arguments))

@@ -23,6 +23,7 @@ from oslo_log import log as logging
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import reserved
+from nova_pcow import resize_claims
 from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
@@ -75,12 +76,13 @@ def check(flavor: Any, image_meta: Any) -> None:
         )
 
 
-def check_class(*, is_page_cache: bool) -> None:
-    """Of the pool that placement has chosen on another host.
+def check_new_host(context: Any, uuid: str) -> None:
+    """Of the pool that placement has chosen there.
 
-    :raises RamRefused:
+    :raises RamRefused: no RAM can be on it
+    :raises PlacementMismatch: placement cannot be asked
     """
-    if is_page_cache:
+    if resize_claims.is_on_class(context, uuid, 'page-cache'):
         raise RamRefused(
             reason=(
                 f'its pool on the new host is of class page-cache, on which no RAM can be: give '

@@ -74,14 +74,7 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         with suspension.suspend_errors():
             self._interrupted.discard(instance.uuid)
             suspension.check_task(context, instance, task_states.SUSPENDING)
-            try:
-                suspension.Suspension.of(instance, self._host).suspend()
-            except Exception:
-                # QEMU may end late, and libvirt finish what its connection was lost for
-                with contextlib.suppress(Exception):
-                    if suspension.Suspension.of(instance, self._host).is_complete():
-                        return
-                raise
+            suspension.suspend(instance, self._host)
 
     def resume(
         self,

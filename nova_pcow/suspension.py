@@ -171,8 +171,9 @@ class Suspension:
         """Have it boot at its next start; what cannot be deleted of the state is used by that."""
         self.forget()
         try:
-            if not self._is_used() and self.exists():
-                self._note_used(used=True)
+            with domain.errors():
+                if not self._is_used() and self.exists():
+                    self._note_used(used=True)
         except exception.PcowError as e:
             LOG.warning('%s', e, instance=self._instance)
 
@@ -243,6 +244,19 @@ class Suspension:
             instance.vm_state,
             instance=instance,
         )
+
+
+def suspend(instance: Any, host: Any) -> None:
+    """As :meth:`Suspension.suspend`. It is no failure if the guest has ended, and its state is
+    there: QEMU may end late, and libvirt finish what its connection was lost for.
+    """
+    try:
+        Suspension.of(instance, host).suspend()
+    except Exception:
+        with contextlib.suppress(Exception):
+            if Suspension.of(instance, host).is_complete():
+                return
+        raise
 
 
 def check_task(context: Any, instance: Any, task: str) -> None:

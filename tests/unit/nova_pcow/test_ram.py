@@ -562,12 +562,11 @@ class ResizeTest(RamTestCase):
     def test_pool_of_another_host(self) -> None:
         """Placement has chosen it, and knows its class."""
         admin, uuid = context.get_admin_context(), self.server['id']
-        claims = resize_claims.of_server(admin, uuid)
-        persistence = self.pool.persistence()
-        self.assertTrue(claims)
-        self.assertTrue(resize_claims.is_on_class(admin, uuid, persistence))
-        ram.check_class(is_page_cache=resize_claims.is_on_class(admin, uuid, 'page-cache'))
-        error = self.assertRaises(ram.RamRefused, ram.check_class, is_page_cache=True)
+        self.assertTrue(resize_claims.is_on_class(admin, uuid, self.pool.persistence()))
+        ram.check_new_host(admin, uuid)
+        with mock.patch('pcow_driver.images.image.probe', return_value='page-cache'):
+            self.computes['compute1'].manager.update_available_resource(admin)
+        error = self.assertRaises(ram.RamRefused, ram.check_new_host, admin, uuid)
         self.assertIn('CUSTOM_PCOW_PAGE_CACHE=forbidden', str(error))
 
     def test_what_is_sent_to_another_host(self) -> None:
