@@ -11,6 +11,7 @@ from typing import Any
 from nova.compute import vm_states
 from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
 
 from nova_pcow import config
 from nova_pcow import errors
@@ -23,6 +24,8 @@ from nova_pcow import rebuild as rebuild_module
 from nova_pcow import root_disk
 from nova_pcow import storage
 from pcow_driver.common import units
+
+LOG = logging.getLogger(__name__)
 
 _CARRIER_SIZE = units.MIB
 
@@ -203,7 +206,10 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
             context, instance, network_info, share_info, block_device_info, accel_info
         )
         if flavor_module.is_pcow(instance):
-            self._forget_suspended(instance)  # what only a QEMU has given its name
+            try:
+                self._forget_suspended(instance)  # what only a QEMU has given its name
+            except Exception:  # the server runs, and is said to
+                LOG.exception('What it was suspended at stays for now', instance=instance)
 
     def power_off(self, instance: Any, timeout: int = 0, retry_interval: int = 0) -> None:
         """The first that a server's host hears when it is shelved or offloaded, and nothing is

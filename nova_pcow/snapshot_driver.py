@@ -101,7 +101,8 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
     ) -> None:
         """It is a hard reboot, which gives up what a server was suspended at."""
         if flavor_module.is_pcow(instance) and (
-            instance.vm_state == vm_states.SUSPENDED or instance.task_state in suspension.TASKS
+            instance.vm_state == vm_states.SUSPENDED
+            or (instance.task_state in suspension.TASKS and flavor_module.has_memory(instance))
         ):
             return
         super().resume_state_on_host_boot(context, instance, network_info, *more, **later)

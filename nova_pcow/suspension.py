@@ -53,6 +53,7 @@ class Suspension:
         """
         self._instance, self._virtual, self._domain = instance, virtual, found
         self._has_ram = has_ram
+        self.begun = False  # a suspension, so that what is there is of it
 
     @classmethod
     def of(cls, instance: Any, host: Any) -> Self:
@@ -81,6 +82,7 @@ class Suspension:
     def _begin(self) -> None:
         """What there was of an earlier suspension is gone."""
         self._note_used(used=False)
+        self.begun = True
 
     def resume(self) -> None:
         """Go on from where :meth:`suspend` ended the guest. What was cut off of that is taken to
@@ -167,6 +169,13 @@ class Suspension:
             LOG.warning('libvirt keeps a state of no use any more: %s', e, instance=self._instance)
         ram.forget_suspended(self._domain)
 
+    def disown(self) -> None:
+        """The server is said to go on, so what there may be of its state is not used: not by who
+        looks later, when the guest has gone on.
+        """
+        with contextlib.suppress(Exception):  # why it is not suspended is what its owner is told
+            self._note_used(used=True)
+
     def give_up(self) -> None:
         """Have it boot at its next start; what cannot be deleted of the state is used by that."""
         self.forget()
@@ -250,12 +259,15 @@ def suspend(instance: Any, host: Any) -> None:
     """As :meth:`Suspension.suspend`. It is no failure if the guest has ended, and its state is
     there: QEMU may end late, and libvirt finish what its connection was lost for.
     """
+    found = Suspension.of(instance, host)
     try:
-        Suspension.of(instance, host).suspend()
+        found.suspend()
     except Exception:
-        with contextlib.suppress(Exception):
-            if Suspension.of(instance, host).is_complete():
-                return
+        if found.begun:
+            with contextlib.suppress(Exception):  # by a connection that is there
+                if Suspension.of(instance, host).is_complete():
+                    return
+            found.disown()
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import sys
 from typing import Any
 from unittest import mock
@@ -487,13 +488,35 @@ class InterruptedTest(test_ram.RamTestCase):
 
     def test_suspension_that_ends_late(self) -> None:
         """The guest has ended, and its state is there: the server is suspended."""
-        ended = exception.LibvirtFailed(uri='x', reason='Failed to terminate process')
-        with (
-            mock.patch.object(suspension.Suspension, 'suspend', side_effect=ended),
-            mock.patch.object(suspension.Suspension, 'is_complete', return_value=True),
-        ):
-            self.act(self.server, 'suspend')
+        self.suspend_that_fails(begins=True, leaves=checkpoints.WARM)
+        self.assertEqual('ACTIVE', self.api.get_server(self.server['id'])['status'])
+        self.assertIn('pcow_resumed', self.instance(self.server).system_metadata)
+        self.suspend_that_fails(begins=True, leaves=reserved.SUSPENDED)
         self.assertEqual('SUSPENDED', self.api.get_server(self.server['id'])['status'])
+
+    def test_suspension_that_has_not_begun(self) -> None:
+        """What is there is not of it: somebody else's checkpoint, or days old."""
+        for left in (reserved.SUSPENDED, test_ram.TAKING):
+            self.checkpoints.names.add(left)
+            self.suspend_that_fails(begins=False, leaves=left)
+            self.assertEqual('ACTIVE', self.api.get_server(self.server['id'])['status'])
+            self.assertNotIn('pcow_resumed', self.instance(self.server).system_metadata)
+            self.forget()
+
+    def suspend_that_fails(self, *, begins: bool, leaves: str) -> None:
+        """The guest has ended, and its images have a snapshot of this name."""
+
+        def end(_found: Any, begin: Callable[[], None]) -> None:
+            if begins:
+                begin()
+            self.virtual.destroy()
+            for item in storage.find(self.server['id']):
+                image.snapshot_create(item.path, 'taken')
+                tool.run(tool.find('pcow_img'), 'snapshot', '--rename', 'taken', leaves, item.path)
+            raise exception.LibvirtFailed(uri='x', reason='Failed to terminate process')
+
+        with mock.patch.object(ram, 'suspend', end):
+            self.act(self.server, 'suspend')
 
     def test_libvirt_is_not_there(self) -> None:
         """A resume that is refused for that is one that can be tried again."""
