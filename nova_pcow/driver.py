@@ -34,6 +34,7 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         self._had_emulator = True
+        self._quiet = inventory.Quiet()
 
     def init_host(self, host: str) -> None:
         super().init_host(host)
@@ -55,7 +56,9 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
         self, provider_tree: Any, nodename: str, allocations: Any = None
     ) -> None:
         super().update_provider_tree(provider_tree, nodename, allocations)
-        inventory.update_provider_tree(provider_tree, nodename, takes_servers=self._has_emulator())
+        inventory.update_provider_tree(
+            provider_tree, nodename, takes_servers=self._has_emulator(), quiet=self._quiet
+        )
         self.provider_tree = copy.deepcopy(provider_tree)
         self._lost_claims.put_back(self._service_host)
         self._settle_stayed(*notes.servers(notes.LEAVING))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
+import time
 from typing import Any
 
 from oslo_log import log as logging
@@ -28,6 +29,7 @@ NO_LIMIT_RATIO = 10000.0  # placement knows no ratio without limit
 # Percent of a pool by which placement may be told more as reserved than is, so that it is not told
 # anew at each look: see _settled().
 SLACK = 1
+QUIET = 60.0  # seconds without a change, after which it is told to the MiB
 _MAX_UNIT = 2**31 - 1
 
 
@@ -71,13 +73,37 @@ def traits(pool: pool_module.Pool) -> frozenset[str]:
     return frozenset((flavor_module.TRAIT, flavor_module.CLASS_TRAITS[pool.persistence()]))
 
 
-def offer(pool: pool_module.Pool, told: Mapping[str, Any] | None = None) -> Offer:
+class Quiet:
+    """Since when what is reserved of each pool has been the same, as far as this service has
+    looked.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[int, float]] = {}
+
+    def lasts(self, pool: str, reserved: int) -> bool:
+        """Whether it has been this figure for long enough.
+
+        :param pool: its UUID
+        """
+        now = time.monotonic()
+        before, since = self._since.get(pool, (-1, now))
+        if before != reserved:
+            since = now
+            self._since[pool] = reserved, since
+        return before == reserved and now - since >= QUIET
+
+
+def offer(
+    pool: pool_module.Pool, told: Mapping[str, Any] | None = None, quiet: Quiet | None = None
+) -> Offer:
     """What a pool has now.
 
     Reserved are what the operator keeps free and what is provisioned beside the claims of servers;
     everything, if the pool takes nothing new or is so full that guests will soon wait.
 
     :param told: the inventory that placement has of it, if it has one
+    :param quiet: what was seen before; None: nothing
     :raises ToolFailed:
     """
     now, settings = pool.capacity(), pool.settings
@@ -87,9 +113,9 @@ def offer(pool: pool_module.Pool, told: Mapping[str, Any] | None = None) -> Offe
         # in this order: of a server that comes meanwhile more counts as provisioned, and not less,
         # than it claims
         claimed = sum(map(_claimed, pool.listed()))
-        reserved = _settled(
-            min(-(-pool.account().reserved_beside(claimed) // units.MIB), total), total, told
-        )
+        reserved = min(-(-pool.account().reserved_beside(claimed) // units.MIB), total)
+        if quiet is None or not quiet.lasts(pool.uuid, reserved):
+            reserved = _settled(reserved, total, told)
     else:
         reserved = -(-settings.reserved(now.total) // units.MIB)
     if settings.draining or capacity.judge(now, settings)[0] is capacity.State.CRITICAL:
@@ -116,7 +142,7 @@ def _settled(reserved: int, total: int, told: Mapping[str, Any] | None) -> int:
     nova-compute writes an inventory that has changed with each claim and each periodic update.
     Placement refuses that if anybody has claimed something of the pool since it was read, which
     takes as long as the look at the pools. Nova tries four times, and then fails the build or the
-    resize.
+    resize. Where nothing comes nor goes there are no claims to be in the way of.
     """
     slack = total * SLACK // 100
     if told and told['total'] == total and 0 <= told['reserved'] - reserved <= slack:
@@ -142,20 +168,23 @@ def provider_name(nodename: str, pool: str) -> str:
     return f'{nodename}_pcow_{pool}'
 
 
-def update_provider_tree(tree: Any, nodename: str, *, takes_servers: bool) -> None:
+def update_provider_tree(
+    tree: Any, nodename: str, *, takes_servers: bool, quiet: Quiet | None = None
+) -> None:
     """Tell placement (nova.compute.provider_tree.ProviderTree) what the pools have now.
 
     A pool that is not there for the moment, or was taken out of the configuration, keeps its
     provider, because servers may be on it, and takes no more.
 
     :param takes_servers: False: so it is with all of them
+    :param quiet: what was seen before
     """
     offered = set()
     for pool in pools() if takes_servers else ():
         provider = provider_name(nodename, pool.name)
         told = tree.data(provider).inventory if tree.exists(provider) else {}
         try:
-            found = offer(pool, told.get(flavor_module.RESOURCE_CLASS))
+            found = offer(pool, told.get(flavor_module.RESOURCE_CLASS), quiet)
         except (exception.PcowError, OSError) as e:
             LOG.error('The pool %s takes no servers: %s', pool.name, e)
             continue

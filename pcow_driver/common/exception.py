@@ -101,7 +101,7 @@ class ImageDamaged(PcowError):
     """What stands on it would be damaged, too."""
 
     msg_fmt = (
-        '%(path)s%(above)s is damaged, so nothing new may stand on it (found by the scrub of '
+        '%(path)s%(above)s is damaged, so nothing new may stand on it (found '
         '%(when)s: %(finding)s): put a whole copy in its place and run pcowctl pool scrub '
         '%(pool)s, or '
         'accept the damage with pcowctl pool scrub %(pool)s --accept %(name)s'

@@ -14,6 +14,7 @@ from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.common import tool
+from pcow_driver.health import notices
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import pool as pool_module
@@ -113,6 +114,7 @@ def scrub(
         result = known.images[item.name]
         if result.is_damaged:
             LOG.error('%s is damaged: %s', item.path, '; '.join(result.findings))
+            _notify(pool, known)
         tell(item.name, result)
     with scrubs.changing(pool.uuid) as known:
         # and what a migration has brought meanwhile
@@ -123,7 +125,16 @@ def scrub(
         }
         known = dataclasses.replace(known, ended=_now(), images=left)
         scrubs.write(pool.uuid, known)
+    _notify(pool, known)
     return known
+
+
+def _notify(pool: pool_module.Pool, known: scrubs.Scrub) -> None:
+    """Domains that run: whether the damaged range matters to its guest, nobody can tell but it."""
+    notices.update(
+        pool.path,
+        {pool.image_path(name): known.images[name].findings for name in known.damaged()},
+    )
 
 
 def accept(pool: pool_module.Pool, name: str) -> None:
@@ -139,4 +150,6 @@ def accept(pool: pool_module.Pool, name: str) -> None:
             )
         LOG.info('%s of pool %s is used although it is damaged', name, pool.name)
         accepted = dataclasses.replace(result, accepted=True)
-        scrubs.write(pool.uuid, dataclasses.replace(known, images=known.images | {name: accepted}))
+        known = dataclasses.replace(known, images=known.images | {name: accepted})
+        scrubs.write(pool.uuid, known)
+    _notify(pool, known)

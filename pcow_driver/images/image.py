@@ -240,6 +240,23 @@ def check_data(path: str, *, rate: int = 0, force_share: bool = False) -> model.
     )
 
 
+def checksum(path: str, snapshot: str, *, rate: int = 0) -> None:
+    """Make checksums of the data of a snapshot, and of those below it, that have none. A VM may use
+    the image meanwhile.
+
+    :param rate: bytes of data a second at most; 0: as fast as it goes
+    :raises ImageNotFound:
+    :raises InvalidName:
+    """
+    _run(
+        'checksum',
+        '-q',
+        *([f'--rate={rate}'] if rate else []),
+        _existing(path),
+        names.check_snapshot_name(snapshot),
+    )
+
+
 def map_extents(path: str, *, force_share: bool = False) -> list[model.Extent]:
     """Where the guest's data lies, in order of guest address.
 

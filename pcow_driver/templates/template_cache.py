@@ -5,6 +5,9 @@ needed.
 The name of a template has the id of its image and the start of its checksum, so templates of one
 name hold the same on every host. Its time of modification is when it was last used. So it is for
 the templates of empty file systems, which each host makes for itself: they age out as well.
+
+The data of a template are compared with their checksums when a service first uses it, and again a
+day later. One that is damaged, and that nothing stands on, is made anew.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import datetime
 import errno
 import os
 import re
@@ -24,6 +28,7 @@ from oslo_log import log as logging
 from pcow_driver.common import exception
 from pcow_driver.common import locks
 from pcow_driver.common import workspace
+from pcow_driver.images import image
 from pcow_driver.images import protection
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
@@ -37,6 +42,7 @@ _NAME = re.compile(
     r'(?P<common>image-(?P<image_id>[0-9A-Za-z-]{1,128}?)-(?P<checksum>[0-9a-f]{8,16}))'
     r'(?:-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?'
 )
+_COMPARE_AGAIN = 24 * 3600.0  # seconds
 _EMPTY = re.compile(r'format-(?:ext4|xfs)-[0-9]{1,10}-[0-9](?:-[0-9a-f-]{36})?')
 
 
@@ -70,6 +76,23 @@ class CachedTemplate:
     children: int  # images of the pool that stand on it
 
 
+class _Compared:
+    """Which files were whole, and when; of this process."""
+
+    def __init__(self) -> None:
+        self._when: dict[str, tuple[int, float]] = {}
+
+    def is_due(self, path: str) -> bool:
+        inode, when = self._when.get(path, (0, 0.0))
+        return os.stat(path).st_ino != inode or time.monotonic() - when >= _COMPARE_AGAIN
+
+    def note(self, path: str) -> None:
+        self._when[path] = (os.stat(path).st_ino, time.monotonic())
+
+
+_COMPARED = _Compared()
+
+
 def image_id(template_name: str) -> str | None:
     """The id of the image that a template was made of; None if it is not one of this cache."""
     match = _NAME.fullmatch(template_name)
@@ -80,6 +103,20 @@ def common_name(template_name: str) -> str:
     """The name under which each host has a template that holds the same."""
     match = _NAME.fullmatch(template_name)
     return match['common'] if match else template_name
+
+
+def _damage_of(path: str) -> str | None:
+    """The first finding of a comparison, if one is due; None: it is whole, as far as is known."""
+    if not _COMPARED.is_due(path):
+        return None
+    try:
+        damage = image.check_data(path).damage
+    except exception.PcowError as e:  # who makes an image on it hears of it, too
+        LOG.warning('Template %s cannot be compared with its checksums: %s', path, e)
+        return None
+    if damage is None:
+        _COMPARED.note(path)
+    return damage
 
 
 def _fetch(path: str, fetch: Callable[[str], None]) -> None:
@@ -118,6 +155,7 @@ class TemplateCache:
         :raises ConversionDirUnusable: full, for instance
         :raises NoSpace: it does not fit in the pool
         :raises ToolFailed: the pool is full, for instance
+        :raises ImageDamaged: its data are not what they were, and images stand on it
         """
         name = source.template_name
         with self.named(name, lambda: self._build(name, source, fetch, accept)):
@@ -129,10 +167,13 @@ class TemplateCache:
     def named(self, name: str, build: Callable[[], None]) -> Iterator[None]:
         """A template stays while the context is held; it is built if it is not there.
 
+        :raises ImageDamaged: its data are not what they were, and images stand on it
         :raises PcowError: what ``build`` raises
         """
         with self._lock(name):
             path = self.pool.image_path(name)
+            if os.path.lexists(path) and (damage := _damage_of(path)) is not None:
+                self._drop_damaged(name, path, damage)
             if os.path.lexists(path):
                 with protection.lifted(path):
                     os.utime(path, follow_symlinks=False)
@@ -140,6 +181,21 @@ class TemplateCache:
             else:
                 build()
             yield
+
+    def _drop_damaged(self, name: str, path: str, damage: str) -> None:
+        """:raises ImageDamaged: images stand on it"""
+        LOG.error('Template %s is damaged: %s', path, damage)
+        try:
+            self.pool.delete_template(name)
+        except exception.ImageHasChildren:
+            raise exception.ImageDamaged(
+                path=path,
+                above='',
+                when=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+                finding=damage,
+                pool=self.pool.name,
+                name=name,
+            ) from None
 
     def _lock(self, name: str) -> contextlib.AbstractContextManager[None]:
         return locks.lock(f'template-{self.pool.uuid}-{name}')

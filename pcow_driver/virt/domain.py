@@ -220,14 +220,16 @@ class Domain:
             libvirt.VIR_DOMAIN_SHUTOFF_FROM_SNAPSHOT,
         )
 
-    def metadata(self, namespace: str) -> str | None:
-        """The element of this namespace in its definition, without that; None: there is none."""
+    def metadata(self, namespace: str, *, live: bool = False) -> str | None:
+        """The element of this namespace in its definition, without that; None: there is none.
+
+        :param live: in what runs
+        """
         libvirt = _import('libvirt')
+        affect = libvirt.VIR_DOMAIN_AFFECT_LIVE if live else libvirt.VIR_DOMAIN_AFFECT_CONFIG
         try:
             return str(
-                self._domain.metadata(
-                    libvirt.VIR_DOMAIN_METADATA_ELEMENT, namespace, libvirt.VIR_DOMAIN_AFFECT_CONFIG
-                )
+                self._domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, namespace, affect)
             )
         except libvirt.libvirtError as e:
             # one without a definition (transient) has none, either
@@ -238,19 +240,24 @@ class Domain:
                 raise
             return None
 
-    def set_metadata(self, namespace: str, key: str, element: str | None) -> None:
-        """Of its next starts; what runs goes on with what it has.
+    def set_metadata(
+        self, namespace: str, key: str, element: str | None, *, live: bool = False
+    ) -> None:
+        """Of its next starts; what runs goes on with what it has. Whoever listens gets the event
+        *metadata-change*.
 
         :param key: short form of the namespace
         :param element: without namespace; None takes it away
+        :param live: of what runs, until that ends
         """
         libvirt = _import('libvirt')
+        affect = libvirt.VIR_DOMAIN_AFFECT_LIVE if live else libvirt.VIR_DOMAIN_AFFECT_CONFIG
         self._domain.setMetadata(
             libvirt.VIR_DOMAIN_METADATA_ELEMENT,
             element,
             key,
             namespace,
-            libvirt.VIR_DOMAIN_AFFECT_CONFIG,
+            affect,
         )
 
     def images(self) -> list[Image]:

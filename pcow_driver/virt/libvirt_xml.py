@@ -20,6 +20,7 @@ QEMU_NAMESPACE = 'http://libvirt.org/schemas/domain/qemu/1.0'
 # libvirt has no element for it; the hook (etc/libvirt/hooks/qemu.d/pcow) reads this one.
 _RAM_NAMESPACE = 'urn:pcow:domain'
 PROTECTION_NAMESPACE = 'urn:pcow:protection'  # of pcow_driver.fixation
+DAMAGE_NAMESPACE = 'urn:pcow:damage'  # of pcow_driver.health.notices
 _RAM = f'{{{_RAM_NAMESPACE}}}ram'
 ET.register_namespace('pcow', _RAM_NAMESPACE)
 # Powers of 1000 and 1024 that libvirt accepts in unit=; a size without a unit is in KiB.

@@ -42,6 +42,15 @@ _EMULATOR = '/usr/local/bin/qemu-system-x86_64'
 _PCOW_IMG = '/usr/local/bin/pcow-img'
 _POOL, _DISKS = Path('/var/lib/pcow/pools/fast'), Path('/var/lib/pcow/disks')
 _SETTINGS = Path('/etc/pcow/pcow.conf')
+_STATE = Path('/var/lib/pcow/state')
+# What services keep beside the images, with the modes that they give it.
+_KEPT = {
+    _POOL / '.web.pcow.part': 0o640,  # being made
+    _POOL / 'one.pcow.rescue': 0o600,  # by a repair
+    _POOL / '.pcow-pool': 0o644,
+    _STATE / 'lists' / 'pool': 0o600,  # what is remembered of images
+    _STATE / 'locks' / 'pool': 0o660,
+}
 _PROFILES = Path('/etc/apparmor.d/libvirt')
 _QEMU_USER, _QEMU_GROUP, _SERVICE = 'libvirt-qemu', 'kvm', 'daemon'
 _MIB = 1 << 20
@@ -304,7 +313,15 @@ def _prepare() -> None:
     for path in (_POOL, _DISKS):
         path.mkdir(parents=True)
     _must('mount', '-t', 'tmpfs', 'tmpfs', _POOL)
-    _POOL.chmod(0o755)
+    # as pool create --owner leaves it: QEMU passes, and finds what it was told the name of
+    shutil.chown(_POOL, _SERVICE, _QEMU_GROUP)
+    _POOL.chmod(0o710)
+    for path, mode in _KEPT.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.chown(path.parent, _SERVICE)
+        path.touch()
+        path.chmod(mode)
+        shutil.chown(path, _SERVICE, _SERVICE)
     _SETTINGS.parent.mkdir()
     _SETTINGS.touch(0o640)
     _DISKS.chmod(0o711)
@@ -324,7 +341,8 @@ def _matrix(guests: list[Guest]) -> list[str]:
 
     :raises Failure: a QEMU gets more than its own
     """
-    files = [*sorted(_POOL.glob('*.pcow')), *sorted(_PROFILES.glob('libvirt-*.pcow')), _SETTINGS]
+    files = [*sorted(_POOL.glob('*.pcow')), *sorted(_PROFILES.glob('libvirt-*.pcow'))]
+    files += [_SETTINGS, *_KEPT]
     sockets = [
         *(guest.socket for guest in guests),
         *sorted(_POOL.glob('.*.control')),
@@ -335,7 +353,11 @@ def _matrix(guests: list[Guest]) -> list[str]:
     who: list[tuple[str, str | None, str]] = [
         (f'QEMU {guest.name}', guest.profile, _QEMU_USER) for guest in guests
     ]
-    who += [("QEMU's user", None, _QEMU_USER), ('local user', None, 'nobody')]
+    who += [
+        ("QEMU's user", None, _QEMU_USER),
+        ('service', None, _SERVICE),
+        ('local user', None, 'nobody'),
+    ]
     free = _tried(None, 'root', paths)
     rows = [['', *(name for name, _profile, _user in who)]] + [[str(path)] for path in paths]
     wrong: list[str] = []

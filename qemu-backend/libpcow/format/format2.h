@@ -35,6 +35,7 @@
 #define LOCK_OFFSET 12288
 #define LOCK_GATE_OFFSET 12289
 #define LOCK_TREE_OFFSET 12290
+#define LOCK_CHECKSUMS_OFFSET 12291
 #define LOCK_SNAPSHOTS_OFFSET (INT64_C(1) << 62)     /* + layer id; behind the end of any file */
 #define SLAB_TABLE_OFFSET (UINT64_C(64) << 10)
 #define LAYER_TABLE_OFFSET (UINT64_C(192) << 10)

@@ -14,6 +14,7 @@
 
 #define SUMMED_SIZE (MAX_FILE_SLABS / 8)
 #define ENTRIES_SIZE (SLABS_PER_GROUP * sizeof(struct datasum))
+#define ENTRIES_PER_PAGE (PCOW_PAGE_SIZE / sizeof(struct datasum))
 #define ENTRIES_AT_ONCE (DATASUM_BUFFER / sizeof(struct datasum))
 
 /* ---- attach ---------------------------------------------------------------------------------- */
@@ -93,6 +94,50 @@ int datasum_attach(struct file *file)
         ret = entries ? attach_group(file, first, entries) : -ENOMEM;
     }
     free(entries);
+    return ret;
+}
+
+/*
+ * The slabs [first, end), whose entries lie in one page. One that the medium cannot read is made
+ * empty, as when the image is opened: it might be read again one day.
+ */
+static int look_at_page(struct file *file, uint64_t first, uint64_t end)
+{
+    struct datasum entries[ENTRIES_PER_PAGE] = {0};
+    int ret = file_read(file, datasum_offset(first), entries, (end - first) * sizeof *entries);
+
+    if (ret == -EIO) {
+        memset(entries, 0, sizeof entries);
+        ret = file_write(file, datasum_offset(first / ENTRIES_PER_PAGE * ENTRIES_PER_PAGE),
+                         entries, sizeof entries);
+        if (!ret)
+            ret = file_commit(file);
+    }
+    if (ret)
+        return ret;
+    for (uint64_t slab = first; slab < end && !ret; slab++)
+        if (entries[slab - first].word && !(ret = make_room(file)))
+            set_summed(file, slab);
+    return ret;
+}
+
+int datasum_look(struct file *file, uint64_t first, uint64_t end)
+{
+    uint64_t group = first / SLABS_PER_GROUP * SLABS_PER_GROUP;
+    int ret = 0;
+
+    while (file->heads > 1 && first < end && !ret) {
+        uint64_t stop = datasum_offset(group) + (end - group) * sizeof(struct datasum),
+                 data = file_next_data(file, datasum_offset(first), stop), next;
+
+        if (data >= stop)
+            break;
+        if (data > datasum_offset(first))
+            first = group + (data - datasum_offset(group)) / sizeof(struct datasum);
+        next = first / ENTRIES_PER_PAGE * ENTRIES_PER_PAGE + ENTRIES_PER_PAGE;
+        ret = look_at_page(file, first, next < end ? next : end);
+        first = next;
+    }
     return ret;
 }
 
@@ -283,4 +328,46 @@ int datasum_publish(struct file *file, const struct datasum_subject *subject)
     return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
                ? 0
                : file_put_on_medium(file, where, sizeof *where, since);
+}
+
+int datasum_settle_hash(struct file *file, const struct datasum_subject *subject)
+{
+    uint64_t since = failures_count(&file->persist.failures);
+    struct datasum *where = address_of(file, subject->slab);
+    int ret = where ? file_put_on_medium(file, where, sizeof *where, since) : -errno;
+
+    /* The page was clean by that, and the next store to it might wait for the file system. */
+    if (!ret)
+        __atomic_fetch_or(&where->word, 0, __ATOMIC_RELAXED);
+    return ret;
+}
+
+int datasum_is_unchanged(const struct file *file, const struct datasum_subject *subject,
+                         const uint64_t hash[2], bool *same)
+{
+    struct datasum entry;
+    struct page_set valid;
+    uint64_t owner;
+    int ret = file_read(file, owner_offset(subject->slab), &owner, sizeof owner);
+
+    if (!ret)
+        ret = file_read(file, bitmap_offset(subject->slab), &valid, sizeof valid);
+    if (!ret)
+        ret = file_read(file, datasum_offset(subject->slab), &entry, sizeof entry);
+    *same = !ret && owner == owner_encode(subject->owner) && entry.word == 0
+            && !memcmp(&valid, &subject->valid, sizeof valid)
+            && !memcmp(entry.hash, hash, sizeof entry.hash);
+    return ret;
+}
+
+int datasum_note_dropped(struct file *file, uint64_t slab)
+{
+    uint64_t word;
+    int ret = datasum_may_be(file, slab)
+                  ? file_read(file, datasum_offset(slab), &word, sizeof word)
+                  : -ENOENT;
+
+    if (!ret && !word)
+        clear_summed(file, slab);
+    return ret == -ENOENT ? 0 : ret;
 }

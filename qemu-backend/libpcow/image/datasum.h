@@ -14,14 +14,21 @@
 
 /* Once its mirror is attached, and its size known: a writer notes which slabs have one. */
 int datasum_attach(struct file *file);
+/*
+ * What other processes have made since, see pcow_checksum(): of the slabs [first, end) of one group.
+ * They make those of snapshots only, and publish them with the tree locked (shared). So whoever is
+ * about to change slabs of a snapshot looks first, with the tree locked for that change.
+ */
+int datasum_look(struct file *file, uint64_t first, uint64_t end);
 void datasum_detach(struct file *file);        /* by file_close() */
 
 /* ---- drop ------------------------------------------------------------------------------------ */
 
 static inline bool datasum_may_be(const struct file *file, uint64_t slab)
 {
-    return file->summed
-           && __atomic_load_n(&file->summed[slab / 64], __ATOMIC_ACQUIRE) >> slab % 64 & 1;
+    uint64_t *summed = __atomic_load_n(&file->summed, __ATOMIC_ACQUIRE);
+
+    return summed && __atomic_load_n(&summed[slab / 64], __ATOMIC_ACQUIRE) >> slab % 64 & 1;
 }
 
 int datasum_drop_this(struct file *file, uint64_t slab);
@@ -62,5 +69,19 @@ bool datasum_is_good(const struct file *file, uint64_t slab, const struct datasu
 int datasum_store_hash(struct file *file, const struct datasum_subject *subject,
                        const uint64_t hash[2]);
 int datasum_publish(struct file *file, const struct datasum_subject *subject);
+
+/*
+ * Beside a writer, between the two. First the page of the entry is put on the medium, and made so
+ * that to publish waits for nothing.
+ */
+int datasum_settle_hash(struct file *file, const struct datasum_subject *subject);
+/*
+ * Then, with the tree locked: does the file still say the same of the slab, and is its hash the one
+ * that was stored?
+ */
+int datasum_is_unchanged(const struct file *file, const struct datasum_subject *subject,
+                         const uint64_t hash[2], bool *same);
+/* After a drop that is on the medium: nobody has to drop it again. */
+int datasum_note_dropped(struct file *file, uint64_t slab);
 
 #endif

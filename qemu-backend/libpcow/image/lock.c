@@ -82,6 +82,21 @@ void unlock_snapshot(const struct file *file, uint32_t layer)
     set_lock(file, F_UNLCK, LOCK_SNAPSHOTS_OFFSET + (off_t)layer, 1);
 }
 
+int lock_checksums(const struct file *file, struct pcow_error *error)
+{
+    int ret = set_lock(file, F_WRLCK, LOCK_CHECKSUMS_OFFSET, 1);
+
+    if (ret == -EBUSY)
+        return error_set(error, ret, "%s: checksums of it are being made; wait for that",
+                         file->path);
+    return ret ? error_set_errno(error, ret, "cannot lock the checksums of %s", file->path) : 0;
+}
+
+void unlock_checksums(const struct file *file)
+{
+    set_lock(file, F_UNLCK, LOCK_CHECKSUMS_OFFSET, 1);
+}
+
 int lock_everything(const struct file *file, struct pcow_error *error)
 {
     int ret = lock_tree(file, true, error);

@@ -29,6 +29,13 @@ int lock_snapshot(const struct file *file, uint32_t layer, bool exclusive);
 void unlock_snapshot(const struct file *file, uint32_t layer);
 
 /*
+ * Make checksums of data: nobody else does until unlock_checksums(), or the file is closed. 0, or
+ * -EBUSY at once.
+ */
+int lock_checksums(const struct file *file, struct pcow_error *error);
+void unlock_checksums(const struct file *file);
+
+/*
  * For what may change anything (repair): have the tree and every snapshot to oneself until the file
  * is closed.
  */

@@ -365,10 +365,15 @@ static int drop_checksums(struct pcow_image *image, uint64_t first, uint64_t end
 {
     int ret = 0;
 
+    while (first < end && !fulfils(image, first, condition, opaque))
+        first++;
+    while (first < end && !fulfils(image, end - 1, condition, opaque))
+        end--;
+    ret = datasum_look(&image->file, first, end);
     for (uint64_t p = first; p < end && ret == 0; p++)
         if (datasum_may_be(&image->file, p) && fulfils(image, p, condition, opaque))
             ret = datasum_drop_lazily(&image->file, p);
-    return ret ? ret : datasum_settle(&image->file, first, end);
+    return ret || !image->file.summed ? ret : datasum_settle(&image->file, first, end);
 }
 
 /*
@@ -412,7 +417,7 @@ static int release_in_group(struct pcow_image *image, uint64_t first, uint64_t e
                             slab_condition *condition, const void *opaque, slab_hold *hold)
 {
     uint64_t from = 0, to = 0, since = failures_count(&image->file.persist.failures);
-    int ret = image->file.summed ? drop_checksums(image, first, end, condition, opaque) : 0;
+    int ret = drop_checksums(image, first, end, condition, opaque);
 
     for (uint64_t p = first; p < end && ret == 0; p++)
         if (fulfils(image, p, condition, opaque)) {

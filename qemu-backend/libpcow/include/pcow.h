@@ -304,6 +304,16 @@ int pcow_add_mirror(const char *path, struct pcow_error *error);
 int pcow_checksum(pcow_image *image, const char *snapshot, bool with_active,
                   pcow_progress_fn progress, void *opaque, struct pcow_error *error);
 /*
+ * The same of a snapshot, and those below it in this file, while a VM may be writing to the image:
+ * image is open at the snapshot, for reading, and so keeps it from being deleted. VM state gets
+ * none. What becomes another snapshot's meanwhile is left out. The file must be writable for the
+ * caller; nothing but checksums is stored to it. For a moment after every 128 MiB nobody can make,
+ * delete or revert to a snapshot, and they wait. -EBUSY: the tree is being changed, or somebody
+ * else makes checksums. -EIO, at the end: some of it cannot be read; the rest has got them.
+ */
+int pcow_checksum_beside_writer(pcow_image *image, pcow_progress_fn progress, void *opaque,
+                                struct pcow_error *error);
+/*
  * A switch of the image, kept in it: where a map finds data in an older layer or a base, the first
  * load copies the slab (2 MiB) into the active layer, as a store would. Costs that copy and its
  * space once; then the slab is one mapping. For maps made from now on.
@@ -323,7 +333,10 @@ struct pcow_snapshot {
     uint64_t data_size;                        /* guest pages valid in its own layer */
     bool current;                              /* the active layer stands on it */
     bool pinned;                               /* an image was made on it */
-    /* guest pages that it shows and another layer of the file holds */
+    /*
+     * guest pages that it shows and another layer of the file holds; what shrinks have cut off
+     * counts as well where those are too many to be added up
+     */
     uint64_t shared_size;
     /* guest pages and VM state that only it keeps: given back when it is deleted now */
     uint64_t delete_frees;

@@ -99,8 +99,28 @@ static int make_inaccessible(const struct pcow_map *map)
     return mprotect(map->address, map->size, PROT_NONE) ? -errno : 0;
 }
 
-int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
+static void forget_slab(struct pcow_map *map, uint64_t guest_slab, bool still_mapped)
 {
+    struct slab_map *slab = &map->slabs[guest_slab];
+    uint16_t pieces = still_mapped ? slab->pieces : 0;
+
+    /* Not what retire.c has: it is still there. */
+    if (!still_mapped)
+        vmas_add(map, -(int)slab->pieces);
+    memset(slab, 0, offsetof(struct slab_map, status));
+    slab->pieces = pieces;
+    slab_refresh(&slab->status);
+    layout_enter(map, guest_slab, SLAB_UNMAPPED);
+}
+
+/*
+ * used_only: all of it is about to be mapped again, by which time nobody has stored or loaded. What
+ * is not used needs no state of its own until then, which would take time and memory in proportion
+ * to the size of the image.
+ */
+static int unmap(struct pcow_map *map, bool used_only, struct pcow_error *error)
+{
+    const struct chain *chain = map->image->chain;
     uint64_t slabs = (map->size + PCOW_SLAB_SIZE - 1) >> SLAB_BITS;
     bool still_mapped = false;
     int ret;
@@ -120,21 +140,23 @@ int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
     image_note_stores(map->image);
     /* one mapping in place of all needs no other to be split */
     __atomic_store_n(&map->unknown, false, __ATOMIC_SEQ_CST);
-    /* Not what retire.c has: it is still there. */
-    for (uint64_t v = 0; v < slabs && !still_mapped; v++)
-        vmas_add(map, -(int)map->slabs[v].pieces);
-    for (uint64_t v = 0; v < slabs; v++) {
-        uint16_t pieces = still_mapped ? map->slabs[v].pieces : 0;
-
-        memset(&map->slabs[v], 0, offsetof(struct slab_map, status));
-        map->slabs[v].pieces = pieces;
-        slab_refresh(&map->slabs[v].status);
-        layout_enter(map, v, SLAB_UNMAPPED);
-        if (map->image->chain)
-            sparse_set_add(&map->image->chain->used, v);
-    }
+    if (used_only && chain)
+        for (uint64_t v = chain_next_used(chain, 0); v < chain->guest_slabs;
+             v = chain_next_used(chain, v + 1))
+            forget_slab(map, v, still_mapped);
+    else
+        for (uint64_t v = 0; v < slabs; v++) {
+            forget_slab(map, v, still_mapped);
+            if (map->image->chain)
+                sparse_set_add(&map->image->chain->used, v);
+        }
     order_release(map);
     return 0;
+}
+
+int monitor_unmap_all(struct pcow_map *map, struct pcow_error *error)
+{
+    return unmap(map, false, error);
 }
 
 int monitor_map_all(struct pcow_map *map, struct pcow_error *error)
@@ -159,6 +181,6 @@ int monitor_map_changed(struct pcow_map *map, const struct layout_lists *lists,
         if (!ret)
             return 0;
     }
-    ret = monitor_unmap_all(map, error);
+    ret = unmap(map, true, error);
     return ret ? ret : monitor_map_all(map, error);
 }

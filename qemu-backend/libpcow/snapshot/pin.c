@@ -2,14 +2,13 @@
 #include "snapshot/pin.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "image/lock.h"
-#include "image/mirror.h"
 #include "image/store.h"
+#include "snapshot/beside_writer.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 
@@ -24,24 +23,6 @@ static int read_state(const struct file *file, uint64_t offset, uint64_t *word,
     int ret = file_read(file, offset, word, sizeof *word);
 
     return ret ? error_set_errno(error, ret, "cannot read the snapshots of %s", file->path) : 0;
-}
-
-/* The same file again, for writing, and without the lock of a writer: there may be one. */
-static int reopen(const struct pcow_image *image, struct file *file, struct pcow_error *error)
-{
-    char link[64];
-    int ret;
-
-    snprintf(link, sizeof link, "/proc/self/fd/%d", image->file.fd);
-    ret = file_open(file, AT_FDCWD, link, image->file.path, FILE_WRITE | FILE_FORCE_SHARE,
-                    image->file.persist.observer, error);
-    /* -EPERM: it is immutable, which the error tells with the way out. */
-    if (ret == -EACCES || ret == -EROFS)
-        error_set_errno(error, ret,
-                        "%s: its snapshot must be marked as one that an image stands on, which "
-                        "needs write permission",
-                        image->file.path);
-    return ret;
 }
 
 /*
@@ -68,28 +49,6 @@ static int store_flags(struct file *file, uint64_t offset, const struct layer *l
                : 0;
 }
 
-/*
- * With the tree locked: what the header says now of the mirror. It may have got one since the image
- * was opened.
- */
-static int attach_mirror(struct file *file, struct pcow_error *error)
-{
-    struct header header;
-    int ret = file_read(file, 0, &header, sizeof header);
-
-    if (ret)
-        return error_set_errno(error, ret, "cannot read the header of %s", file->path);
-    ret = header_validate(&header, file->path, error);
-    if (ret)
-        return ret;
-    if (word_value(header.state) & HEADER_AMENDING)
-        return error_set(error, -EBUSY,
-                         "%s is getting a mirror of its metadata; finish that first (pcow-img "
-                         "amend -o mirror=on)",
-                         file->path);
-    return mirror_attach(file, &header) ? error_set(error, -ENOMEM, "out of memory") : 0;
-}
-
 int pin_set(const struct pcow_image *base, struct pcow_error *error)
 {
     const struct layer *layer = layer_find(base, base->view);
@@ -98,19 +57,12 @@ int pin_set(const struct pcow_image *base, struct pcow_error *error)
 
     if (layer->flags & LAYER_PINNED)
         return 0;
-    if (base->header.read_only_compatible_features & ~FEATURES_KNOWN)
-        return error_set(error, -ENOTSUP,
-                         "%s uses features (0x%llx) that this program can read but not write, so "
-                         "its snapshot cannot be "
-                         "marked; use a newer pcow",
-                         base->file.path,
-                         (unsigned long long)base->header.read_only_compatible_features);
-    ret = reopen(base, &file, error);
+    ret = beside_writer_open(base, &file, error);
     if (ret)
         return ret;
     ret = lock_tree(&file, true, error);
     if (!ret)
-        ret = attach_mirror(&file, error);
+        ret = beside_writer_attach(&file, error);
     if (!ret)
         ret = store_flags(&file, layer_record_offset(base, layer->slot), layer,
                           layer->flags | LAYER_PINNED, error);
@@ -214,7 +166,7 @@ int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *err
         return -ENOENT;
     if (!(layer->flags & LAYER_PINNED))
         return 0;
-    ret = reopen(image, &file, error);
+    ret = beside_writer_open(image, &file, error);
     if (ret)
         return ret;
     /*
@@ -225,7 +177,7 @@ int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *err
     if (!ret)
         ret = pin_check_free(image, &file, layer, error);
     if (!ret)
-        ret = attach_mirror(&file, error);
+        ret = beside_writer_attach(&file, error);
     if (!ret)
         ret = store_flags(&file, layer_record_offset(image, layer->slot), layer,
                           layer->flags & ~(unsigned)LAYER_PINNED, error);

@@ -5,7 +5,8 @@
  * guest slab the layers that hold pages of it are gone through in that order, with a stack of the
  * ancestors of the present one: what a layer sees differs from what its parent sees only where it
  * holds pages itself, or where its parent_limit cuts something off. Time: sorting of the slabs; the
- * depth of the tree does not matter.
+ * depth of the tree does not matter. A file made to hold up who lists it may have thousands of
+ * layers that cut something off, in each of thousands of guest slabs: then nothing counts as cut.
  */
 #include "snapshot/sizes.h"
 
@@ -28,6 +29,8 @@ struct node {
 };
 
 #define NONE SIZE_MAX
+/* Guest slabs times layers that may cut something off there: some seconds. */
+#define MOST_CUTS (UINT64_C(1) << 24)
 
 /* A file slab, by guest slab and number of its layer in the walk. */
 struct entry {
@@ -317,6 +320,8 @@ int sizes_fill(const struct pcow_image *image, struct pcow_snapshot *list, size_
         number_nodes(&sizes);
         collect(&sizes);
         find_cutting(&sizes);
+        if (sizes.cuttings * sizes.entries > MOST_CUTS)
+            sizes.cuttings = 0;
         for (size_t from = 0; from < sizes.entries;) {
             uint64_t guest_slab = sizes.entry[from].guest_slab;
 

@@ -364,6 +364,19 @@ static int for_slabs_of_hidden(struct merge *merge, int (*work)(struct merge *me
     return 0;
 }
 
+/*
+ * What note_shadow() has dropped is on the medium. In class pmem a sync is no fence, and to drop it
+ * once more is cheap.
+ */
+static int note_dropped(struct merge *merge, uint64_t slab)
+{
+    struct file *file = &merge->image->file;
+
+    return file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
+               ? datasum_note_dropped(file, slab)
+               : 0;
+}
+
 static int count_slab(struct merge *merge, uint64_t slab)
 {
     (void)slab;
@@ -378,6 +391,19 @@ static int flush(struct merge *merge, struct pcow_error *error)
     return ret ? error_set_errno(error, ret, "cannot flush %s", merge->image->file.path) : 0;
 }
 
+/* Those that others have made of snapshots, as this one was until now. */
+static int look_for_checksums(struct pcow_image *image, struct pcow_error *error)
+{
+    uint64_t count = image_slab_count(image);
+    int ret = 0;
+
+    for (uint64_t group = 0; group < count && !ret; group += SLABS_PER_GROUP)
+        ret = datasum_look(&image->file, group + image->file.heads,
+                           group + SLABS_PER_GROUP < count ? group + SLABS_PER_GROUP : count);
+    return ret ? error_set_errno(error, ret, "cannot read the checksums of %s", image->file.path)
+               : 0;
+}
+
 /*
  * The slabs of a hidden layer become the child's. Each of the steps is durable as a whole before
  * the next: the words within it may be in any order, because a hidden layer reads the same with and
@@ -388,10 +414,14 @@ static int flush(struct merge *merge, struct pcow_error *error)
  */
 static int merge_slabs(struct merge *merge, struct pcow_error *error)
 {
-    int ret = for_slabs_of_hidden(merge, note_shadow, error);
+    int ret = look_for_checksums(merge->image, error);
 
     if (!ret)
+        ret = for_slabs_of_hidden(merge, note_shadow, error);
+    if (!ret)
         ret = flush(merge, error);
+    if (!ret)
+        ret = for_slabs_of_hidden(merge, note_dropped, error);
     if (!ret)
         ret = for_slabs_of_hidden(merge, drop_from_slab, error);
     if (!ret)

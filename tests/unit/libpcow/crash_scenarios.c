@@ -341,6 +341,30 @@ static void checksums(struct crash *c)
     make_checksums(c);
 }
 
+/* Those of snapshots are made by another process, which the writer does not know of. */
+static void make_checksums_beside(struct crash *c, const char *snapshot)
+{
+    pcow_image *reader;
+
+    MUST(image_open(c->top, PCOW_OPEN_NO_BASE, snapshot, &c->recorder.observer, &reader, &error));
+    MUST(pcow_checksum_beside_writer(reader, NULL, NULL, &error));
+    pcow_close(reader);
+}
+
+static void checksums_beside_writer(struct crash *c)
+{
+    make_checksums_beside(c, "s2");
+    step_put(c, 30, 1);
+    step_delete(c, "s1");
+    step_put(c, 1010, 2);
+    make_checksums_beside(c, "s2");
+    step_revert(c, "s2");
+    step_snapshot(c, "s3");
+    step_delete(c, "s2");
+    step_put(c, 8, 2);
+    step_flush(c);
+}
+
 /* Whoever changes a slab drops its checksum first. */
 static void change_with_checksums(struct crash *c)
 {
@@ -485,6 +509,7 @@ const struct scenario scenarios[] = {
     {"seal", some_pages, seal},
     {"amend", without_mirror, amend},
     {"checksums", some_pages, checksums},
+    {"checksums beside a writer", crash_two_snapshots, checksums_beside_writer},
     {"checksums, change", with_checksums, change_with_checksums},
     {"checksums, delete", with_checksums, delete_with_checksums},
     {"checksums, revert", with_checksums, revert_with_checksums},

@@ -64,26 +64,32 @@ static void opened(struct recorder *recorder, const struct file *open, const cha
         file->size = (uint64_t)st.st_size;
         load_pages(file, open->fd);
     }
-    file->open = open;
-}
-
-static unsigned file_of(const struct recorder *recorder, const struct persist *persist)
-{
-    const struct file *open =
-        (const struct file *)((const char *)persist - offsetof(struct file, persist));
-    unsigned i = 0;
-
-    while (i < recorder->files && recorder->file[i].open != open)
+    i = 0;
+    while (i < RECORDED_OPENS && file->open[i])
         i++;
-    assert_true(i < recorder->files);
-    return i;
+    assert_true(i < RECORDED_OPENS);
+    file->open[i] = open;
 }
 
-static bool in_window(const struct recorder *recorder, unsigned file, const void *address,
-                      uint64_t *offset)
+static const struct file *open_of(const struct persist *persist)
 {
-    const struct file *open = recorder->file[file].open;
+    return (const struct file *)((const char *)persist - offsetof(struct file, persist));
+}
 
+/* Where the file is noted that was opened so. */
+static const struct file **find_open(struct recorder *recorder, const struct file *open,
+                                     unsigned *number)
+{
+    for (*number = 0; *number < recorder->files; ++*number)
+        for (unsigned i = 0; i < RECORDED_OPENS; i++)
+            if (recorder->file[*number].open[i] == open)
+                return &recorder->file[*number].open[i];
+    fail_msg("a file that was not opened");
+    return NULL;
+}
+
+static bool in_window(const struct file *open, const void *address, uint64_t *offset)
+{
     for (uint64_t group = 0; group << (SLAB_BITS + GROUP_BITS) < open->size; group++) {
         uint64_t within = (uintptr_t)address - (uintptr_t)open->window[group];
 
@@ -101,12 +107,12 @@ static bool in_window(const struct recorder *recorder, unsigned file, const void
  * A range of addresses, in the window of the file or in the guest's range, page by page where that
  * leads to other places.
  */
-static void append_range(struct recorder *recorder, struct entry entry, const uint8_t *address,
-                         const uint8_t *bytes)
+static void append_range(struct recorder *recorder, const struct file *open, struct entry entry,
+                         const uint8_t *address, const uint8_t *bytes)
 {
     uint64_t length = entry.length, done = 0;
 
-    if (in_window(recorder, entry.file, address, &entry.offset)) {
+    if (in_window(open, address, &entry.offset)) {
         append(recorder, entry, bytes);
         return;
     }
@@ -141,27 +147,26 @@ static int inject(struct recorder *recorder, enum observed what)
 static void record(struct recorder *recorder, const struct observation *o)
 {
     struct entry entry = {.offset = o->offset, .length = o->length};
+    const struct file *open = open_of(o->persist), **noted;
 
     if (o->what == OBSERVED_OPEN) {
-        opened(recorder,
-               (const struct file *)((const char *)o->persist - offsetof(struct file, persist)),
-               o->path);
+        opened(recorder, open, o->path);
         return;
     }
-    entry.file = file_of(recorder, o->persist);
+    noted = find_open(recorder, open, &entry.file);
     switch (o->what) {
     case OBSERVED_OPEN:
     case OBSERVED_MAP:
     case OBSERVED_ALLOCATE:    /* unwritten blocks read as zeros, as the hole did */
         break;
     case OBSERVED_CLOSE:
-        recorder->file[entry.file].open = NULL;
+        *noted = NULL;
         break;
     case OBSERVED_STORE:
     case OBSERVED_COPY:
         entry.kind = ENTRY_STORE;
         entry.torn = o->what == OBSERVED_COPY;
-        append_range(recorder, entry, o->address, o->from);
+        append_range(recorder, open, entry, o->address, o->from);
         break;
     case OBSERVED_WRITE:
         entry.kind = ENTRY_STORE;
@@ -171,7 +176,7 @@ static void record(struct recorder *recorder, const struct observation *o)
     case OBSERVED_FLUSH:
     case OBSERVED_MSYNC:
         entry.kind = o->what == OBSERVED_FLUSH ? ENTRY_FLUSH : ENTRY_MSYNC;
-        append_range(recorder, entry, o->address, NULL);
+        append_range(recorder, open, entry, o->address, NULL);
         break;
     case OBSERVED_FENCE:
         entry.kind = ENTRY_FENCE;
@@ -267,16 +272,13 @@ void recorder_mark(struct recorder *recorder, const void *expectation)
 void recorder_guest_store(struct recorder *recorder, uint64_t offset, const void *from,
                           size_t length)
 {
+    const struct file *file = &recorder->map->image->file;
     uint8_t *to = recorder->map->address + offset;
-    struct entry entry = {
-        .kind = ENTRY_STORE,
-        .torn = true,
-        .length = length,
-        .file = file_of(recorder, &recorder->map->image->file.persist),
-    };
+    struct entry entry = {.kind = ENTRY_STORE, .torn = true, .length = length};
 
     pthread_mutex_lock(&recorder->lock);
-    append_range(recorder, entry, to, from);
+    find_open(recorder, file, &entry.file);
+    append_range(recorder, file, entry, to, from);
     pthread_mutex_unlock(&recorder->lock);
     memcpy(to, from, length);
 }

@@ -13,6 +13,7 @@
 #include "image/image.h"
 
 #define RECORDED_FILES 3u
+#define RECORDED_OPENS 3u
 
 enum entry_kind {
     ENTRY_STORE,               /* bytes at offset; torn: its 8-byte words arrive in any order */
@@ -42,7 +43,7 @@ struct recorder {
     pcow_map *map;                        /* to translate addresses of the guest's range */
     struct recorded_file {
         char path[512];
-        const struct file *open;
+        const struct file *open[RECORDED_OPENS];  /* by the writer, and beside him */
         uint64_t size;                    /* at the beginning */
         /* what it held then, without its holes */
         struct page { uint64_t number; uint8_t *bytes; } *page;

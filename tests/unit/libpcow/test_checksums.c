@@ -34,6 +34,16 @@ static struct pcow_data_result verify(void)
     return result;
 }
 
+static struct pcow_data_result verify_shared(void)
+{
+    struct pcow_data_result result;
+
+    findings.text[0] = 0;
+    MUST(pcow_check_data(IMAGE, PCOW_CHECK_FORCE_SHARE, add_finding, NULL, &findings, &result,
+                         &error));
+    return result;
+}
+
 static void expect_verified(uint64_t verified, uint64_t without)
 {
     struct pcow_data_result result = verify();
@@ -410,8 +420,8 @@ static void test_goes_on_where_it_was(void **state)
 {
     (void)state;
     make_image();
-    for (uint64_t slab = 1; slab < 11; slab++) {
-        uint64_t done = slab * PCOW_SLAB_SIZE;
+    for (unsigned run = 0; run < 10; run++) {
+        uint64_t done = PCOW_SLAB_SIZE;
         pcow_image *image;
         pid_t child;
 
@@ -420,7 +430,6 @@ static void test_goes_on_where_it_was(void **state)
         pcow_close(image);
         assert_int_equal(verify().corruptions, 0);
         assert_true(verify().verified > 0 && verify().without > 0);
-        done += PCOW_SLAB_SIZE;
         child = fork();
         if (child == 0) {
             struct pcow_error error;
@@ -623,6 +632,151 @@ static void test_interrupted_repair_of_a_cut(void **state)
     }
 }
 
+/* ---- beside a writer ------------------------------------------------------------------------- */
+
+static pcow_image *open_at(const char *snapshot)
+{
+    pcow_image *image;
+
+    MUST(pcow_open(IMAGE, PCOW_OPEN_NO_BASE, snapshot, &image, &error));
+    return image;
+}
+
+static void checksum_beside(const char *snapshot, pcow_progress_fn progress, void *opaque)
+{
+    pcow_image *image = open_at(snapshot);
+
+    MUST(pcow_checksum_beside_writer(image, progress, opaque, &error));
+    pcow_close(image);
+}
+
+/* Those of what is final, without VM state; the guest stores, and none of it is slower or wrong. */
+static void test_beside_a_writer(void **state)
+{
+    pcow_image *writer, *reader;
+    pcow_map *map;
+    uint8_t *memory;
+
+    (void)state;
+    make_image();
+    writer = must_open(IMAGE, PCOW_OPEN_WRITE);
+    map = must_map_by(writer, PCOW_ENGINE_SIGNAL, 0);
+    memory = pcow_map_address(map);
+    checksum_beside("one", NULL, NULL);
+    memory[2 * PCOW_SLAB_SIZE + 3 * PAGE] = 0x71;
+    memory[7 * PCOW_SLAB_SIZE] = 0x72;
+    checksum_beside("two", NULL, NULL);
+    checksum_beside("two", NULL, NULL);
+    reader = open_at("two");
+    /* in use */
+    MUST_FAIL(-EBUSY, pcow_snapshot_delete(writer, "two", NULL, &error));
+    pcow_close(reader);
+    reader = must_open(IMAGE, PCOW_OPEN_FORCE_SHARE);
+    MUST_FAIL(-EINVAL, pcow_checksum_beside_writer(reader, NULL, NULL, &error));
+    pcow_close(reader);
+    MUST_FAIL(-EINVAL, pcow_checksum_beside_writer(writer, NULL, NULL, &error));
+    pcow_map_destroy(map);
+    pcow_close(writer);
+    expect_verified(ONE + TWO - PCOW_SLAB_SIZE, PCOW_SLAB_SIZE + ACTIVE + PAGE);
+}
+
+/*
+ * The writer has known of none when it opened the image: it looks before it changes what was a
+ * snapshot's.
+ */
+static void test_writer_looks_for_them(void **state)
+{
+    pcow_image *writer;
+    struct pcow_data_result result;
+
+    (void)state;
+    make_image();
+    writer = must_open(IMAGE, PCOW_OPEN_WRITE);
+    checksum_beside("two", NULL, NULL);
+    /* Merged into "two", given back, and taken by others. */
+    MUST(pcow_snapshot_delete(writer, "one", NULL, &error));
+    assert_int_equal(verify_shared().corruptions, 0);
+    MUST(pcow_snapshot_revert(writer, "two", &error));
+    MUST(pcow_snapshot_create(writer, "three", &error));
+    MUST(pcow_snapshot_delete(writer, "two", NULL, &error));
+    for (unsigned slab = 0; slab < SLABS; slab++)
+        store(writer, slab, slab + 7, 0x61);
+    checksum_beside("three", NULL, NULL);
+    MUST(pcow_snapshot_delete(writer, "three", NULL, &error));
+    for (unsigned slab = 0; slab < SLABS; slab++)
+        store(writer, slab, slab + 9, 0x62);
+    pcow_close(writer);
+    result = verify();
+    if (result.corruptions)
+        fail_msg("%s", findings.text);
+    assert_int_equal(result.verified, 0);
+    must_be_clean(IMAGE);
+}
+
+static int ask_another(void *opaque, uint64_t done, uint64_t total)
+{
+    (void)done;
+    (void)total;
+    MUST_FAIL(-EBUSY, pcow_checksum_beside_writer(opaque, NULL, NULL, &error));
+    return 0;
+}
+
+struct deleting {
+    pcow_image *writer;
+    unsigned calls, at;
+};
+
+static int delete_one(void *opaque, uint64_t done, uint64_t total)
+{
+    struct deleting *deleting = opaque;
+
+    assert_true(done <= total);
+    if (++deleting->calls == deleting->at)
+        MUST(pcow_snapshot_delete(deleting->writer, "one", NULL, &error));
+    return 0;
+}
+
+/* What was hashed, and is another layer's before that is published, gets none. */
+static void test_tree_changes_beside_it(void **state)
+{
+    (void)state;
+    for (unsigned at = 1; at <= 8; at++) {
+        struct deleting deleting = {.at = at};
+
+        unlink(IMAGE);
+        make_image();
+        deleting.writer = must_open(IMAGE, PCOW_OPEN_WRITE);
+        checksum_beside("two", delete_one, &deleting);
+        assert_int_equal(deleting.calls, 8);
+        for (unsigned slab = 0; slab < SLABS; slab++)
+            store(deleting.writer, slab, slab + 7, 0x61);
+        pcow_close(deleting.writer);
+        if (verify().corruptions)
+            fail_msg("deleted at slab %u: %s", at, findings.text);
+        must_be_clean(IMAGE);
+    }
+}
+
+/* Of makers there is one at a time: the older one would not know of the other's. */
+static void test_one_maker_at_a_time(void **state)
+{
+    pcow_image *writer, *first, *second;
+
+    (void)state;
+    make_image();
+    writer = must_open(IMAGE, PCOW_OPEN_WRITE);
+    first = open_at("two");
+    MUST(pcow_snapshot_delete(writer, "one", NULL, &error));
+    second = open_at("two");
+    MUST(pcow_checksum_beside_writer(second, ask_another, first, &error));
+    MUST(pcow_checksum_beside_writer(first, NULL, NULL, &error));
+    pcow_close(first);
+    pcow_close(second);
+    pcow_close(writer);
+    if (verify().corruptions)
+        fail_msg("%s", findings.text);
+}
+
 static void test_others(void **state)
 {
     pcow_image *image;
@@ -687,6 +841,12 @@ int main(void)
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_interrupted_repair_of_a_cut, scratch_setup,
                                         scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_beside_a_writer, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_writer_looks_for_them, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_tree_changes_beside_it, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_one_maker_at_a_time, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_others, scratch_setup, scratch_teardown),
     };
 

@@ -2,9 +2,14 @@
 /* The sizes of snapshots against what opening, and deleting, them shows. */
 #include "support.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "image/image.h"
 
 #define SIZE (8 * MIB)
 
@@ -170,6 +175,75 @@ static void test_delete_frees_what_nobody_else_needs(void **state)
     must_be_clean(scratch("t"));
 }
 
+/* ---- a file made to hold up who lists it ----------------------------------------------------- */
+
+#define SIBLINGS 2000u
+#define MANY_SLABS 16384u
+
+/* All of them stand on "root", and each says that it sees nothing of it. */
+static void make_siblings(void)
+{
+    pcow_image *image = must_create_without_mirror(scratch("t"), MANY_SLABS * PCOW_SLAB_SIZE);
+
+    MUST(pcow_snapshot_create(image, "root", &error));
+    for (unsigned i = 0; i < SIBLINGS; i++) {
+        char name[32];
+
+        MUST(pcow_snapshot_revert(image, "root", &error));
+        snprintf(name, sizeof name, "sibling-%u", i);
+        MUST(pcow_snapshot_create(image, name, &error));
+        MUST(layer_store_word(image, layer_find_name(image, name),
+                              offsetof(struct layer_record, parent_limit), 0, &error));
+    }
+    pcow_close(image);
+}
+
+/* A file of 32 GiB, nearly all hole, all slabs of which belong to "root". */
+static void give_root_many_slabs(void)
+{
+    static uint64_t words[MANY_SLABS];
+    static struct page_set valid[MANY_SLABS];
+    int fd = open(scratch("t"), O_RDWR | O_CLOEXEC);
+
+    for (uint32_t slab = 1; slab < MANY_SLABS; slab++) {
+        words[slab] = owner_encode((struct owner){OWNER_DATA, 1, slab});
+        page_set_add_range(&valid[slab], 0, 1);
+    }
+    assert_int_equal(ftruncate(fd, (off_t)(MANY_SLABS * PCOW_SLAB_SIZE)), 0);
+    assert_int_equal(pwrite(fd, words, sizeof words, SLAB_TABLE_OFFSET), sizeof words);
+    assert_int_equal(pwrite(fd, valid, sizeof valid, BITMAP_OFFSET), sizeof valid);
+    close(fd);
+}
+
+static double time_of_list(void)
+{
+    pcow_image *image = must_open(scratch("t"), 0);
+    clock_t begun = clock();
+    struct pcow_snapshot *list;
+    size_t count;
+
+    MUST(pcow_snapshot_list(image, &list, &count, &error));
+    assert_int_equal(count, 1 + SIBLINGS);
+    assert_int_equal(list[0].data_size, (MANY_SLABS - 1) * 4096);
+    free(list);
+    begun = clock() - begun;
+    pcow_close(image);
+    return (double)begun / CLOCKS_PER_SEC;
+}
+
+/* By the time of the processor. Before there was a limit: 13 s. */
+static void test_list_of_many_that_cut(void **state)
+{
+    double time;
+
+    (void)state;
+    make_siblings();
+    give_root_many_slabs();
+    time = time_of_list();
+    print_message("%u layers that cut %u slabs: %.3f s\n", SIBLINGS, MANY_SLABS, time);
+    assert_true(time < 2);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, scratch_setup, scratch_teardown)
 
 int main(void)
@@ -178,6 +252,7 @@ int main(void)
         TEST(test_sizes_are_what_is_seen_and_freed),
         TEST(test_a_list_of_many),
         TEST(test_delete_frees_what_nobody_else_needs),
+        TEST(test_list_of_many_that_cut),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import inspect
+import json
+from pathlib import Path
 import sys
 
 from nova import exception as nova_exception
@@ -47,6 +49,34 @@ class CompatTest(base.BaseTestCase):
                 name,
             )
             checked += 1
+        self.assertGreater(checked, 20)
+
+    def test_overrides_of_33(self) -> None:
+        """The same of the older release, which is not installed beside the newer one: of what its
+        methods take there is a list.
+        """
+        methods = json.loads((Path(__file__).parent / 'nova_33_methods.json').read_text())
+        checked = 0
+        for one in driver.PcowLibvirtDriver.__mro__:
+            if not one.__module__.startswith('nova_pcow.'):
+                continue
+            for name, method in vars(one).items():
+                if name not in methods or not inspect.isfunction(method):
+                    continue
+                ours = list(inspect.signature(method).parameters.values())[1:]
+                named = [one for one in ours if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+                theirs = methods[name] if len(named) == len(ours) else methods[name][: len(named)]
+                self.assertEqual(
+                    theirs,
+                    [
+                        one.name
+                        if one.default is inspect.Parameter.empty
+                        else f'{one.name}={one.default!r}'
+                        for one in named
+                    ],
+                    name,
+                )
+                checked += 1
         self.assertGreater(checked, 20)
 
     def test_loading(self) -> None:

@@ -51,12 +51,16 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
     def run_program(*command: str | Path) -> None:
         subprocess.run(command, check=True)
 
-    def told(self, tree: provider_tree.ProviderTree | None = None) -> dict[str, dict[str, Any]]:
+    def told(
+        self,
+        tree: provider_tree.ProviderTree | None = None,
+        quiet: inventory.Quiet | None = None,
+    ) -> dict[str, dict[str, Any]]:
         """What placement knows of each pool; ``tree`` has what it was told before."""
         if tree is None:
             tree = provider_tree.ProviderTree()
             tree.new_root('node', uuidutils.generate_uuid())
-        inventory.update_provider_tree(tree, 'node', takes_servers=True)
+        inventory.update_provider_tree(tree, 'node', takes_servers=True, quiet=quiet)
         found = (tree.data(uuid) for uuid in tree.get_provider_uuids())
         return {one.name: one.inventory['CUSTOM_PCOW_MB'] for one in found if one.name != 'node'}
 
@@ -107,6 +111,26 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
             )
             seen.add(told['reserved'])
         self.assertEqual({6, 106}, seen)
+
+    def test_after_a_quiet_minute_it_is_exact(self) -> None:
+        self.run_program('mount', '-o', 'remount,size=1g', self.directory / 'well')
+        tree, quiet = provider_tree.ProviderTree(), inventory.Quiet()
+        tree.new_root('node', uuidutils.generate_uuid())
+        file, clock = self.directory / 'well' / 'file', 0.0
+        with mock.patch('time.monotonic', lambda: clock):
+            for size, minutes, reserved in (
+                (0, 0.0, 6),
+                (0, 0.5, 6),
+                (2, 0.6, 6),
+                (2, 1.5, 6),
+                (2, 1.7, 3),
+                (3, 1.8, 9),
+                (3, 2.7, 9),
+                (3, 2.9, 4),
+            ):
+                file.write_bytes(bytes(size * units.MIB))
+                clock = 60 * minutes
+                self.assertEqual(reserved, self.told(tree, quiet)['node_pcow_well']['reserved'])
 
     def test_of_a_full_pool_no_more_is_reserved_than_it_has(self) -> None:
         registry.PoolRegistry().set('well', critical=0, low=0)

@@ -90,6 +90,29 @@ static void read_file(const struct world *world)
         close(fd);
 }
 
+/* Who makes checksums of a snapshot; it may be deleted, or the pool be full. */
+static void make_checksums(const struct world *world, uint64_t *seed)
+{
+    struct pcow_snapshot *list;
+    pcow_image *image;
+    size_t count;
+    int ret;
+
+    if (pcow_open(world->path, PCOW_OPEN_FORCE_SHARE | PCOW_OPEN_NO_BASE, NULL, &image, NULL))
+        return;
+    ret = pcow_snapshot_list(image, &list, &count, NULL);
+    pcow_close(image);
+    if (ret)
+        return;
+    if (count
+        && !pcow_open(world->path, PCOW_OPEN_NO_BASE, list[below(seed, count)].name, &image,
+                      NULL)) {
+        pcow_checksum_beside_writer(image, NULL, NULL, NULL);
+        pcow_close(image);
+    }
+    free(list);
+}
+
 static _Noreturn void be_neighbour(struct world *world)
 {
     uint64_t seed = world->first_seed ^ UINT64_C(0x9e3779b97f4a7c15);
@@ -97,12 +120,15 @@ static _Noreturn void be_neighbour(struct world *world)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (;;) {
         sleep_ms(below(&seed, 30));
-        switch (below(&seed, 4)) {
+        switch (below(&seed, 5)) {
         case 0:
             pool_fill_but(world, "neighbour", (unsigned)below(&seed, 600));
             break;
         case 1:
             read_file(world);
+            break;
+        case 2:
+            make_checksums(world, &seed);
             break;
         default:
             pool_empty(world, "neighbour");

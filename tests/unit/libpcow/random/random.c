@@ -117,12 +117,12 @@ static int run_place(struct place place, const char *directory, double seconds, 
     }
     printf("%s (%s): %llu rounds, %llu steps, %llu stores and %llu that found no space, %llu "
            "loads, %llu in handlers, "
-           "%llu calls beside them\n",
+           "%llu calls beside them, checksums of %llu MiB\n",
            place.name, pcow_persistence_name(figures.persistence),
            (unsigned long long)figures.rounds, (unsigned long long)figures.steps,
            (unsigned long long)figures.stores, (unsigned long long)figures.refused,
            (unsigned long long)figures.loads, (unsigned long long)figures.handled,
-           (unsigned long long)figures.called);
+           (unsigned long long)figures.called, (unsigned long long)figures.verified >> 20);
     fflush(stdout);
     return 0;
 }

@@ -172,14 +172,20 @@ static void delete(struct world *world)
 {
     struct pcow_error error = {0};
     unsigned at;
-    int ret;
+    int ret = 0;
 
     if (!world->snapshots)
         return;
     at = (unsigned)below(&world->seed, world->snapshots);
     if (below(&world->seed, 2))
         let_a_guest_work(world);
-    ret = pcow_snapshot_delete(world->image, world->saved[at].name, NULL, &error);
+    /* The neighbour may be making checksums of it. */
+    for (unsigned tries = 0; tries < 1000; tries++) {
+        ret = pcow_snapshot_delete(world->image, world->saved[at].name, NULL, &error);
+        if (ret != -EBUSY)
+            break;
+        usleep(10000);
+    }
     guest_await(&world->guest[1]);
     if (ret)
         wrong(world, "delete: %d, %s", ret, error.message);

@@ -202,11 +202,16 @@ static void tell_finding(void *opaque, enum pcow_finding_kind kind, const char *
 static void check(struct world *world)
 {
     struct pcow_check_result result;
+    struct pcow_data_result data;
 
     DO(world, pcow_check(world->path, 0, tell_finding, NULL, &result, &error));
     if (result.corruptions || result.leaks)
         wrong(world, "check finds %llu corruptions and %llu leaks",
               (unsigned long long)result.corruptions, (unsigned long long)result.leaks);
+    DO(world, pcow_check_data(world->path, 0, tell_finding, NULL, NULL, &data, &error));
+    if (data.corruptions)
+        wrong(world, "checksums find %llu corruptions", (unsigned long long)data.corruptions);
+    atomic_fetch_add(&figures.verified, data.verified);
 }
 
 void world_end(struct world *world)

@@ -15,6 +15,8 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.common import workspace
+from pcow_driver.images import image
+from pcow_driver.images import protection
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import settings as settings_module
@@ -60,6 +62,37 @@ class TemplateCacheTest(base.TestCase):
         self.assertEqual(1, self.fetches)
         self.assertEqual(_SOURCE.id, template_cache.image_id(names[0]))
         self.assertEqual([names[0]], [item.name for item in self.pool.templates()])
+
+    def damage(self, name: str) -> None:
+        path = self.pool.existing_path(name)
+        with protection.lifted(path), open(path, 'r+b') as f:
+            data = f.read().rindex(b'xxxx')
+            f.seek(data)
+            f.write(b'y')
+
+    def test_damaged_one_is_made_anew(self) -> None:
+        name = self.use()
+        self.use()
+        self.damage(name)
+        self.use()  # it was compared just now
+        self.assertEqual(1, self.fetches)
+        with mock.patch.object(template_cache, '_COMPARE_AGAIN', 0.0):
+            self.use()
+            self.assertEqual(2, self.fetches)
+            self.use()
+        self.assertEqual(2, self.fetches)
+        self.assertIsNone(image.check_data(self.pool.existing_path(name)).damage)
+
+    def test_damaged_one_that_images_stand_on(self) -> None:
+        name = self.use()
+        self.pool.create_image('server', base=name)
+        self.damage(name)
+        with (
+            mock.patch.object(template_cache, '_COMPARED', template_cache._Compared()),
+            self.assertRaisesRegex(exception.ImageDamaged, 'so nothing new may stand on it'),
+        ):
+            self.use()
+        self.assertEqual(1, self.fetches)
 
     def test_another_checksum_is_another_template(self) -> None:
         other = template_cache.SourceImage(_SOURCE.id, 'fedcba9876543210', 'raw')

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Telling domains that run that what they stand on is damaged.
+
+Each gets an element in its metadata, for as long as it runs::
+
+    <damage xmlns="urn:pcow:damage"><image path="/pool/debian.pcow">guest byte ...</image></damage>
+
+libvirt tells whoever listens (the event *metadata-change*), and ``virsh metadata DOMAIN
+urn:pcow:damage`` shows it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import os
+import xml.etree.ElementTree as ET
+
+from oslo_log import log as logging
+
+from pcow_driver.common import exception
+from pcow_driver.common import names
+from pcow_driver.images import image
+from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_xml
+
+LOG = logging.getLogger(__name__)
+
+_KEY = 'pcow-damage'
+_FINDINGS = 3  # of each image; the others are in the pool's
+
+
+def update(directory: str, damaged: Mapping[str, Sequence[str]]) -> None:
+    """Tell each domain that runs of the damaged images of one pool that it stands on, and take back
+    what it was told of others there. Hosts without libvirt have none.
+
+    :param directory: of the pool
+    :param damaged: what was found, by path
+    """
+    try:
+        with domain.connect() as connection:
+            for name in domain.names_of_all(connection):
+                _update_one(domain.Domain(connection, name), directory, damaged)
+    except exception.LibvirtFailed as e:
+        LOG.debug('no domain is told of damage: %s', e)
+
+
+def _update_one(found: domain.Domain, directory: str, damaged: Mapping[str, Sequence[str]]) -> None:
+    try:
+        if not found.active():
+            return
+        before = found.metadata(libvirt_xml.DAMAGE_NAMESPACE, live=True)
+        if before is None and not damaged:
+            return
+        known = _parse(before)
+        wanted = {path: text for path, text in known.items() if os.path.dirname(path) != directory}
+        for path in _chain(found, directory):
+            if path in damaged:
+                wanted[path] = '; '.join(damaged[path][:_FINDINGS])
+        if wanted != known:
+            LOG.warning('domain %s stands on damaged images: %s', found.name, sorted(wanted))
+            element = _format(wanted) if wanted else None
+            found.set_metadata(libvirt_xml.DAMAGE_NAMESPACE, _KEY, element, live=True)
+    except exception.PcowError as e:  # it ends, or is no domain of ours
+        LOG.debug('domain %s is not told of damage: %s', found.name, e)
+
+
+def _chain(found: domain.Domain, directory: str) -> list[str]:
+    """Paths of the images of this pool that it has or stands on."""
+    ram = found.ram()
+    tops = [item.path for item in found.images()] + ([ram] if ram else [])
+    paths: list[str] = []
+    for top in tops:
+        if os.path.realpath(os.path.dirname(top)) != os.path.realpath(directory):
+            continue
+        paths += [
+            os.path.join(directory, os.path.basename(one.filename))
+            for one in image.chain(top, force_share=True)
+        ]
+    return paths
+
+
+def _parse(text: str | None) -> dict[str, str]:
+    if text is None:
+        return {}
+    try:
+        root = ET.fromstring(text)
+    except ET.ParseError:  # somebody else's words
+        return {}
+    return {
+        one.attrib.get('path', ''): one.text or ''
+        for one in root
+        if one.attrib.get('path', '').endswith(names.IMAGE_SUFFIX)
+    }
+
+
+def _format(damaged: Mapping[str, str]) -> str:
+    root = ET.Element('damage')
+    for path, text in sorted(damaged.items()):
+        ET.SubElement(root, 'image', path=path).text = text
+    return ET.tostring(root, encoding='unicode')
