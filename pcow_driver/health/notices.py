@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence
 import os
+import re
+from typing import Any
 import xml.etree.ElementTree as ET
 
 from oslo_log import log as logging
@@ -27,6 +29,8 @@ from pcow_driver.virt import libvirt_xml
 LOG = logging.getLogger(__name__)
 
 _KEY = 'pcow-damage'
+# names of snapshots may have what no XML may
+_NOT_XML = re.compile('[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')
 _FINDINGS = 3  # of each image; the others are in the pool's
 
 
@@ -40,29 +44,41 @@ def update(directory: str, damaged: Mapping[str, Sequence[str]]) -> None:
     try:
         with domain.connect() as connection:
             for name in domain.names_of_all(connection):
-                _update_one(domain.Domain(connection, name), directory, damaged)
+                _try_one(connection, name, directory, damaged)
     except exception.LibvirtFailed as e:
         LOG.debug('no domain is told of damage: %s', e)
 
 
-def _update_one(found: domain.Domain, directory: str, damaged: Mapping[str, Sequence[str]]) -> None:
+def _try_one(
+    connection: Any, name: str, directory: str, damaged: Mapping[str, Sequence[str]]
+) -> None:
+    """What is wrong with one domain, or in its XML, keeps no other from being told."""
     try:
-        if not found.active():
-            return
-        before = found.metadata(libvirt_xml.DAMAGE_NAMESPACE, live=True)
-        if before is None and not damaged:
-            return
-        known = _parse(before)
-        wanted = {path: text for path, text in known.items() if os.path.dirname(path) != directory}
-        for path in _chain(found, directory):
-            if path in damaged:
-                wanted[path] = '; '.join(damaged[path][:_FINDINGS])
-        if wanted != known:
-            LOG.warning('domain %s stands on damaged images: %s', found.name, sorted(wanted))
-            element = _format(wanted) if wanted else None
-            found.set_metadata(libvirt_xml.DAMAGE_NAMESPACE, _KEY, element, live=True)
-    except exception.PcowError as e:  # it ends, or is no domain of ours
-        LOG.debug('domain %s is not told of damage: %s', found.name, e)
+        with domain.errors():
+            _update_one(domain.Domain(connection, name), directory, damaged)
+    except (
+        exception.PcowError,
+        OSError,
+        ValueError,
+    ) as e:  # it may have ended, or be no domain of ours
+        LOG.warning('domain %s is not told of damage: %s', name, e)
+
+
+def _update_one(found: domain.Domain, directory: str, damaged: Mapping[str, Sequence[str]]) -> None:
+    if not found.active():
+        return
+    before = found.metadata(libvirt_xml.DAMAGE_NAMESPACE, live=True)
+    if before is None and not damaged:
+        return
+    known = _parse(before)
+    wanted = {path: text for path, text in known.items() if os.path.dirname(path) != directory}
+    for path in _chain(found, directory):
+        if path in damaged:
+            wanted[path] = _NOT_XML.sub('?', '; '.join(damaged[path][:_FINDINGS]))
+    if wanted != known:
+        LOG.warning('domain %s stands on damaged images: %s', found.name, sorted(wanted))
+        element = _format(wanted) if wanted else None
+        found.set_metadata(libvirt_xml.DAMAGE_NAMESPACE, _KEY, element, live=True)
 
 
 def _chain(found: domain.Domain, directory: str) -> list[str]:
@@ -71,7 +87,7 @@ def _chain(found: domain.Domain, directory: str) -> list[str]:
     tops = [item.path for item in found.images()] + ([ram] if ram else [])
     paths: list[str] = []
     for top in tops:
-        if os.path.realpath(os.path.dirname(top)) != os.path.realpath(directory):
+        if not os.path.samefile(os.path.dirname(top), directory):
             continue
         paths += [
             os.path.join(directory, os.path.basename(one.filename))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-import datetime
 import os
 
 from oslo_log import log as logging
@@ -29,46 +28,25 @@ def be_polite() -> None:
     os.nice(max(19 - os.nice(0), 0))
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec='microseconds')
-
-
 def _check(item: pool_module.ListedImage, rate: int) -> scrubs.Result:
     """Look at one image. Guests write to those that are not sealed: of these only what the
     checksums say counts.
     """
     if item.summary is None:
         inode = os.stat(item.path).st_ino
-        return scrubs.Result(inode, _now(), problem=item.error or 'it cannot be read')
+        return scrubs.Result(inode, scrubs.now(), problem=item.error or 'it cannot be read')
     return _compare(item.path, rate, sealed=item.summary.sealed)
 
 
 def _compare(path: str, rate: int, *, sealed: bool) -> scrubs.Result:
-    inode, checked = os.stat(path).st_ino, _now()
+    inode, checked = os.stat(path).st_ino, scrubs.now()
     try:
         found = image.check_data(path, rate=rate, force_share=not sealed)
     except (exception.ToolFailed, exception.ToolOutputInvalid) as e:
         return scrubs.Result(inode, checked, problem=str(e))
     if not found.data_checked and not sealed:
         return scrubs.Result(inode, checked, problem='it is in use, or its metadata is damaged')
-    return _result(inode, checked, found, sealed=sealed)
-
-
-def _result(
-    inode: int, checked: str, found: model.CheckResult, *, sealed: bool = True
-) -> scrubs.Result:
-    findings = [one.message for one in found.findings if one.kind == 'corruption']
-    if sealed and not findings and found.damage:  # beside a writer it may be what he begins
-        findings = [found.damage]
-    return scrubs.Result(
-        inode,
-        checked,
-        verified=found.data_verified,
-        damaged=found.data_damaged,
-        unjudged=found.data_unjudged,
-        without=found.data_without,
-        findings=scrubs.limited(findings),
-    )
+    return scrubs.of_check(inode, checked, found, sealed=sealed)
 
 
 def keep(pool: pool_module.Pool, name: str, path: str, found: model.CheckResult) -> None:
@@ -76,7 +54,7 @@ def keep(pool: pool_module.Pool, name: str, path: str, found: model.CheckResult)
 
     :raises StateInvalid: it cannot be kept
     """
-    scrubs.put(pool.uuid, name, _result(os.stat(path).st_ino, _now(), found))
+    scrubs.put(pool.uuid, name, scrubs.of_check(os.stat(path).st_ino, scrubs.now(), found))
 
 
 def _is_done(known: scrubs.Scrub, item: pool_module.ListedImage) -> bool:
@@ -99,7 +77,7 @@ def scrub(
     """
     with scrubs.changing(pool.uuid) as known:
         if not (resume and known.is_interrupted):
-            known = dataclasses.replace(known, begun=_now())
+            known = dataclasses.replace(known, begun=scrubs.now())
             scrubs.write(pool.uuid, known)
     names = set()
     for item in pool.listed():
@@ -123,7 +101,7 @@ def scrub(
             for name, one in known.images.items()
             if name in names or one.checked >= known.begun
         }
-        known = dataclasses.replace(known, ended=_now(), images=left)
+        known = dataclasses.replace(known, ended=scrubs.now(), images=left)
         scrubs.write(pool.uuid, known)
     _notify(pool, known)
     return known
@@ -132,8 +110,7 @@ def scrub(
 def _notify(pool: pool_module.Pool, known: scrubs.Scrub) -> None:
     """Domains that run: whether the damaged range matters to its guest, nobody can tell but it."""
     notices.update(
-        pool.path,
-        {pool.image_path(name): known.images[name].findings for name in known.damaged()},
+        pool.path, {pool.image_path(name): known.images[name].findings for name in known.damaged()}
     )
 
 

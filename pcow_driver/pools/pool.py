@@ -437,15 +437,16 @@ class Pool:
         """
         self._delete(name, sealed=False, force=force, damaged=damaged)
 
-    def delete_template(self, name: str) -> None:
+    def delete_template(self, name: str, *, damaged: bool = False) -> None:
         """Delete a template.
 
+        :param damaged: also one that cannot be read
         :raises ImageNotFound:
         :raises NotATemplate:
         :raises ImageHasChildren:
         :raises ImageInUse: somebody has it open
         """
-        self._delete(name, sealed=True, force=False)
+        self._delete(name, sealed=True, force=False, damaged=damaged)
 
     def delete_orphan(self, name: str) -> None:
         """Delete an image or a template whose base is gone.

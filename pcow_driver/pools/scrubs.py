@@ -20,6 +20,7 @@ from oslo_log import log as logging
 from pcow_driver.common import durable
 from pcow_driver.common import exception
 from pcow_driver.common import locks
+from pcow_driver.images import model
 
 LOG = logging.getLogger(__name__)
 
@@ -160,6 +161,30 @@ def put(uuid: str, name: str, result: Result) -> Scrub:
         known = dataclasses.replace(known, images=known.images | {name: result})
         write(uuid, known)
         return known
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec='microseconds')
+
+
+def of_check(inode: int, checked: str, found: model.CheckResult, *, sealed: bool = True) -> Result:
+    """What a check with its data has found of one image.
+
+    :param inode: of the file, from before it was looked at
+    :param sealed: False: somebody may write to it, and what is doubtful may be what he begins
+    """
+    findings = [one.message for one in found.findings if one.kind == 'corruption']
+    if sealed and not findings and found.damage:
+        findings = [found.damage]
+    return Result(
+        inode,
+        checked,
+        verified=found.data_verified,
+        damaged=found.data_damaged,
+        unjudged=found.data_unjudged,
+        without=found.data_without,
+        findings=limited(findings),
+    )
 
 
 def limited(findings: list[str]) -> tuple[str, ...]:

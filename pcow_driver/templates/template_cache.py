@@ -17,7 +17,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import datetime
 import errno
 import os
 import re
@@ -32,6 +31,7 @@ from pcow_driver.images import image
 from pcow_driver.images import protection
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import scrubs
 from pcow_driver.templates import template
 
 LOG = logging.getLogger(__name__)
@@ -77,17 +77,17 @@ class CachedTemplate:
 
 
 class _Compared:
-    """Which files were whole, and when; of this process."""
+    """Which files were compared, and when; of this process."""
 
     def __init__(self) -> None:
-        self._when: dict[str, tuple[int, float]] = {}
+        self._when: dict[tuple[int, int], float] = {}
 
-    def is_due(self, path: str) -> bool:
-        inode, when = self._when.get(path, (0, 0.0))
-        return os.stat(path).st_ino != inode or time.monotonic() - when >= _COMPARE_AGAIN
+    def is_due(self, status: os.stat_result) -> bool:
+        when = self._when.get((status.st_dev, status.st_ino))
+        return when is None or time.monotonic() - when >= _COMPARE_AGAIN
 
-    def note(self, path: str) -> None:
-        self._when[path] = (os.stat(path).st_ino, time.monotonic())
+    def note(self, status: os.stat_result) -> None:
+        self._when[status.st_dev, status.st_ino] = time.monotonic()
 
 
 _COMPARED = _Compared()
@@ -103,20 +103,6 @@ def common_name(template_name: str) -> str:
     """The name under which each host has a template that holds the same."""
     match = _NAME.fullmatch(template_name)
     return match['common'] if match else template_name
-
-
-def _damage_of(path: str) -> str | None:
-    """The first finding of a comparison, if one is due; None: it is whole, as far as is known."""
-    if not _COMPARED.is_due(path):
-        return None
-    try:
-        damage = image.check_data(path).damage
-    except exception.PcowError as e:  # who makes an image on it hears of it, too
-        LOG.warning('Template %s cannot be compared with its checksums: %s', path, e)
-        return None
-    if damage is None:
-        _COMPARED.note(path)
-    return damage
 
 
 def _fetch(path: str, fetch: Callable[[str], None]) -> None:
@@ -172,7 +158,8 @@ class TemplateCache:
         """
         with self._lock(name):
             path = self.pool.image_path(name)
-            if os.path.lexists(path) and (damage := _damage_of(path)) is not None:
+            damage = self._damage_of(name, path)
+            if damage is not None:
                 self._drop_damaged(name, path, damage)
             if os.path.lexists(path):
                 with protection.lifted(path):
@@ -182,17 +169,47 @@ class TemplateCache:
                 build()
             yield
 
+    def _damage_of(self, name: str, path: str) -> str | None:
+        """The first finding of a comparison, if one is due; None: it is whole, as far as is known,
+        not there, or somebody has accepted it as it is.
+        """
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        known = scrubs.read(self.pool.uuid).images.get(name)
+        is_known = known is not None and known.inode == status.st_ino and known.is_damaged
+        if is_known and known is not None and known.accepted:
+            return None
+        if not is_known and not _COMPARED.is_due(status):
+            return None
+        checked = scrubs.now()
+        try:
+            found = image.check_data(path)
+        except exception.PcowError as e:  # who makes an image on it hears of it, too
+            LOG.warning('Template %s cannot be compared with its checksums: %s', path, e)
+            _COMPARED.note(status)
+            return None
+        if found.damage is None:
+            _COMPARED.note(status)
+        if found.damage is not None or is_known:
+            try:
+                scrubs.put(self.pool.uuid, name, scrubs.of_check(status.st_ino, checked, found))
+            except exception.PcowError as e:  # what scrubs have found may be root's alone
+                LOG.info('What is known of template %s stays: %s', path, e)
+        return found.damage
+
     def _drop_damaged(self, name: str, path: str, damage: str) -> None:
-        """:raises ImageDamaged: images stand on it"""
+        """:raises ImageDamaged: images stand on it, or may"""
         LOG.error('Template %s is damaged: %s', path, damage)
         try:
-            self.pool.delete_template(name)
-        except exception.ImageHasChildren:
+            self.pool.delete_template(name, damaged=True)
+        except exception.ImageInUse as e:
             raise exception.ImageDamaged(
                 path=path,
                 above='',
-                when=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-                finding=damage,
+                when=scrubs.now(),
+                finding=f'{damage}; it cannot be made anew, {e}',
                 pool=self.pool.name,
                 name=name,
             ) from None

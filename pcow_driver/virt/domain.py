@@ -253,11 +253,7 @@ class Domain:
         libvirt = _import('libvirt')
         affect = libvirt.VIR_DOMAIN_AFFECT_LIVE if live else libvirt.VIR_DOMAIN_AFFECT_CONFIG
         self._domain.setMetadata(
-            libvirt.VIR_DOMAIN_METADATA_ELEMENT,
-            element,
-            key,
-            namespace,
-            affect,
+            libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, key, namespace, affect
         )
 
     def images(self) -> list[Image]:

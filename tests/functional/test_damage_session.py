@@ -49,6 +49,8 @@ class SessionTest(test_pcowctl.TestCase):
         text = done.stdout.replace(str(self.pool), '/mnt/fast').replace(str(self.work), '.')
         for pattern, name in _CHANGING:
             text = pattern.sub(name, text)
+        # an empty line parts the sections of the session
+        text = ''.join(line for line in text.splitlines(keepends=True) if line.strip())
         if done.returncode:
             text += f'(exit code {done.returncode})\n'
         return text

@@ -85,9 +85,7 @@ class DamageTest(libvirt_vm.HostTestCase):
             self.flip()
         self.assertEqual(str(self.host.base), finding[0])
         self.assertIn('it is not what its checksum says', finding[1])
-        self.assertTrue(
-            any(self.guest.name in line and NAMESPACE in line for line in heard), heard
-        )
+        self.assertTrue(any(self.guest.name in line and NAMESPACE in line for line in heard), heard)
         # and goes on, as the damaged page may be none of its own
         self.guest.next_report()
         self.assertTrue(self.scrub())

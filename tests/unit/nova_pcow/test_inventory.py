@@ -52,9 +52,7 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
         subprocess.run(command, check=True)
 
     def told(
-        self,
-        tree: provider_tree.ProviderTree | None = None,
-        quiet: inventory.Quiet | None = None,
+        self, tree: provider_tree.ProviderTree | None = None, quiet: inventory.Quiet | None = None
     ) -> dict[str, dict[str, Any]]:
         """What placement knows of each pool; ``tree`` has what it was told before."""
         if tree is None:

@@ -15,10 +15,12 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.common import workspace
+from pcow_driver.health import scrub
 from pcow_driver.images import image
 from pcow_driver.images import protection
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import scrubs
 from pcow_driver.pools import settings as settings_module
 from pcow_driver.templates import template
 from pcow_driver.templates import template_cache
@@ -93,6 +95,23 @@ class TemplateCacheTest(base.TestCase):
         ):
             self.use()
         self.assertEqual(1, self.fetches)
+        # and then again, until somebody accepts it
+        for _run in range(2):
+            with self.assertRaisesRegex(exception.ImageDamaged, 'it cannot be made anew'):
+                self.use()
+        scrub.accept(self.pool, name)
+        self.use()
+        self.assertEqual(1, self.fetches)
+
+    def test_what_a_scrub_has_found_is_compared_at_once(self) -> None:
+        name = self.use()
+        self.use()
+        self.damage(name)
+        scrub.scrub(self.pool, tell=lambda _name, _result: None)
+        self.assertEqual([name], scrubs.read(self.pool.uuid).damaged())
+        self.use()
+        self.assertEqual(2, self.fetches)
+        self.pool.create_image('server', base=name)
 
     def test_another_checksum_is_another_template(self) -> None:
         other = template_cache.SourceImage(_SOURCE.id, 'fedcba9876543210', 'raw')
