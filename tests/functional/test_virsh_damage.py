@@ -24,7 +24,8 @@ TOLD_SECONDS = 30
 class DamageTest(libvirt_vm.HostTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.guest = libvirt_vm.Guest(self.host, 'told', carrier=False)
+        name = self.id().rpartition('_')[2]
+        self.guest = libvirt_vm.Guest(self.host, name, carrier=False)
         self.addCleanup(self.guest.remove)
         self.guest.start()
         self.pool = self.host.place.reference(self.guest.image).partition('/')[0]
@@ -84,7 +85,7 @@ class DamageTest(libvirt_vm.HostTestCase):
         finally:
             self.flip()
         self.assertEqual(str(self.host.base), finding[0])
-        self.assertIn('it is not what its checksum says', finding[1])
+        self.assertIn('it is not what its checksum was made of', finding[1])
         self.assertTrue(any(self.guest.name in line and NAMESPACE in line for line in heard), heard)
         # and goes on, as the damaged page may be none of its own
         self.guest.next_report()
