@@ -75,6 +75,7 @@ REFUSALS = (
     'NoValidHost',
     'is in task_state',
     'in vm_state',
+    'placement has no room for',
     'takes no snapshot, and the state of a suspended server is one of all its disks',
 )
 
