@@ -34,11 +34,55 @@ def open_file(path: str) -> int:
 
     :raises OSError: also for what is no regular file, and for a link of another user
     """
-    descriptor = _open(path, os.O_RDONLY | os.O_NONBLOCK)
+    return _regular(_open(path, os.O_RDONLY | os.O_NONBLOCK), path)
+
+
+def open_source(path: str) -> int:
+    """As :func:`open_file`, of what somebody has named for this user to read: the same holds for
+    each link on the way. Else who may write to a directory there leads root to any file.
+
+    :raises OSError:
+    """
+    return _regular(_walk_by_links(os.path.abspath(path)), path)
+
+
+def _regular(descriptor: int, path: str) -> int:
+    """:raises OSError: it is something else, and closed"""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, 'it is not a regular file', path)
     return descriptor
+
+
+def _walk_by_links(path: str) -> int:
+    """A descriptor to read what is there, or of a directory."""
+    left, links, at = _reversed_parts(path), 0, os.open('/', _STEP)
+    try:
+        while left:
+            how = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC if len(left) == 1 else _STEP
+            try:
+                below = os.open(left[-1], how | os.O_NOFOLLOW, dir_fd=at)
+            except OSError as e:
+                if e.errno not in (errno.ELOOP, errno.ENOTDIR) or links == _MAX_LINKS:
+                    raise
+                links += 1
+                target = _target(left.pop(), e, at)
+                left += _reversed_parts(target)
+                if not target.startswith('/'):
+                    continue
+                below = os.open('/', _STEP)
+            else:
+                left.pop()
+            os.close(at)
+            at = below
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
+def _reversed_parts(path: str) -> list[str]:
+    return [part for part in path.split('/') if part not in ('', '.')][::-1]
 
 
 @contextlib.contextmanager
@@ -66,19 +110,25 @@ def _open(path: str, flags: int) -> int:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
-def _target(path: str, refused: OSError) -> str:
+def _target(path: str, refused: OSError, above: int | None = None) -> str:
     """Of a link that is followed.
 
     :param refused: raised if it is no link
+    :param above: the directory that a relative path begins at; None: that of this process
     :raises OSError:
     """
-    link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         status = os.fstat(link)
         if not stat.S_ISLNK(status.st_mode):
             raise refused
         if status.st_uid not in {0, os.geteuid()}:
-            raise OSError(errno.ELOOP, 'it is a symbolic link of another user', path)
+            raise OSError(
+                errno.ELOOP,
+                'it is, or lies behind, a symbolic link of another user, and is not followed: name '
+                'the file itself',
+                path,
+            )
         return os.readlink('', dir_fd=link)
     finally:
         os.close(link)

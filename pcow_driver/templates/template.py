@@ -20,6 +20,7 @@ from oslo_log import log as logging
 from oslo_utils.imageutils import format_inspector
 
 from pcow_driver.common import conf
+from pcow_driver.common import descriptors
 from pcow_driver.common import exception
 from pcow_driver.common import immutable
 from pcow_driver.common import tool
@@ -224,18 +225,16 @@ def _held(path: str) -> Iterator[str]:
     What others may write to is copied first: its header could name another file after it was
     accepted.
 
-    :raises SourceRejected: it is no file that can be read
+    :raises SourceRejected: it is no file that can be read, or behind a link of another user
     """
     path = os.path.abspath(path)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = descriptors.open_source(path)
     except OSError as e:
         raise exception.SourceRejected(path=path, reason=str(e.strerror)) from None
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, fd)
         held, status = f'/proc/{os.getpid()}/fd/{fd}', os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise exception.SourceRejected(path=path, reason='it is not a file')
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             workspace.check_free(status.st_blocks * 512)
             copy = os.path.join(stack.enter_context(workspace.directory('template')), 'source')

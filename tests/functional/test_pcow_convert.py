@@ -295,6 +295,46 @@ class ConvertTest(images.ImageTestCase):
         self.img('convert', 'other.pcow', 'x.raw')
         self.assertEqual(raw.read_bytes(), self.path('x.raw').read_bytes())
 
+    def test_source_behind_a_link_of_another_user(self):
+        """In its place, or on the way to it, whose owner would choose what root reads."""
+        raw = self.make_raw(size=4 * MIB)
+        self.make_qcow2(raw)
+        theirs = self.path('theirs')
+        theirs.mkdir()
+        self.path('chain.raw').symlink_to('theirs/way/a.raw')
+        links = {'raw': raw, 'qcow2': '../a.qcow2', 'way': '..', 'slash': '../'}
+        for name, target in links.items():
+            (theirs / name).symlink_to(target)
+        sources = {
+            'theirs/raw': 'raw',
+            'theirs/qcow2': 'qcow2',
+            'theirs/way/a.raw': 'raw',
+            'theirs/slash//./a.qcow2': 'qcow2',
+            str(theirs / 'way/a.raw'): 'raw',
+            'chain.raw': 'raw',
+        }
+        for owner in (12, 0):
+            for name in links:
+                os.chown(theirs / name, owner, -1, follow_symlinks=False)
+            for number, (source, kind) in enumerate(sources.items()):
+                for command in (
+                    ('convert', '-f', kind, source, f'{number}.pcow'),
+                    ('measure', '-f', kind, source),
+                    ('compare', '-f', kind, '-F', 'raw', source, raw),
+                ):
+                    if owner:
+                        code = 2 if command[0] == 'compare' else 1
+                        self.img_fails(*command, message='symbolic link of another', code=code)
+                    else:
+                        self.img(*command)
+        self.path('loop').symlink_to('loop')
+        self.img_fails('measure', '-f', 'raw', 'loop', message='one of a loop')
+        self.img_fails('measure', '-f', 'raw', 'a.raw/x', message='Not a directory')
+        self.img_fails('measure', '-f', 'raw', '/', message='neither a regular file nor')
+        with raw.open('rb') as file:
+            self.img('convert', '-f', 'raw', f'/proc/{os.getpid()}/fd/{file.fileno()}', 'p.pcow')
+        self.assert_same(raw, 'raw', self.path('p.pcow'), 'pcow')
+
     def convert_and_stop(self, target):
         """A conversion of 256 MiB to target, stopped in the middle of it."""
         with self.path('large.raw').open('wb') as file:

@@ -62,7 +62,9 @@ static int describe(const struct nbd_server_options *options, char **name, struc
     json_object *image, *file;
     char path[PATH_MAX];
 
-    if (!realpath(options->path, path)) {
+    if (options->held) {
+        snprintf(path, sizeof(path), "%s", options->path);
+    } else if (!realpath(options->path, path)) {
         return fail(error, -errno, "%s: %s", options->shown_path, strerror(errno));
     }
     image = json_object_new_object();

@@ -30,6 +30,7 @@ struct nbd {
 
 struct nbd_server_options {
     const char *path;                          /* of a qcow2 file without backing file */
+    bool held;                                 /* by a descriptor, whose place in /proc path is */
     const char *shown_path;                    /* what errors call it */
     const char *snapshot;                      /* only if not writable */
     bool writable, force_share;

@@ -27,14 +27,15 @@ struct qcow2_header {
     uint64_t incompatible_features;            /* from here on only in version 3 */
 };
 
-static int read_header(const char *path, struct qcow2_header *header, struct pcow_error *error)
+static int read_header(const char *path, const char *shown_path, struct qcow2_header *header,
+                       struct pcow_error *error)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status;
     ssize_t n;
 
     if (fd < 0 || fstat(fd, &status)) {
-        int r = fail(error, -errno, "%s: cannot open it: %s", path, strerror(errno));
+        int r = fail(error, -errno, "%s: cannot open it: %s", shown_path, strerror(errno));
 
         if (fd >= 0) {
             close(fd);
@@ -46,21 +47,22 @@ static int read_header(const char *path, struct qcow2_header *header, struct pco
                                                            : 0;
     close(fd);
     if (n < 72 || be32toh(header->magic) != QCOW2_MAGIC) {
-        return fail(error, -EMEDIUMTYPE, "%s is not a qcow2 image; give its true format", path);
+        return fail(error, -EMEDIUMTYPE, "%s is not a qcow2 image; give its true format",
+                    shown_path);
     }
     return 0;
 }
 
-int qcow2_check_header(const char *path, struct pcow_error *error)
+int qcow2_check_header(const char *path, const char *shown_path, struct pcow_error *error)
 {
     struct qcow2_header header;
-    int r = read_header(path, &header, error);
+    int r = read_header(path, shown_path, &header, error);
 
     if (r) {
         return r;
     }
     if (be32toh(header.version) != 2 && be32toh(header.version) != 3) {
-        return fail(error, -ENOTSUP, "%s: qcow2 version %u is not supported", path,
+        return fail(error, -ENOTSUP, "%s: qcow2 version %u is not supported", shown_path,
                     be32toh(header.version));
     }
     if (header.backing_file_offset || header.backing_file_size) {
@@ -68,7 +70,7 @@ int qcow2_check_header(const char *path, struct pcow_error *error)
                     "%s has a backing file, and paths from an image are not followed; flatten it "
                     "first with "
                     "'qemu-img convert -O qcow2'",
-                    path);
+                    shown_path);
     }
     if (be32toh(header.version) == 3
         && (be64toh(header.incompatible_features) & INCOMPATIBLE_EXTERNAL_DATA)) {
@@ -76,11 +78,11 @@ int qcow2_check_header(const char *path, struct pcow_error *error)
                     "%s keeps its data in an external file, and paths from an image are not "
                     "followed; copy it "
                     "first with 'qemu-img convert -O qcow2'",
-                    path);
+                    shown_path);
     }
     if (header.crypt_method) {
         return fail(error, -ENOTSUP, "%s is encrypted; decrypt it first with 'qemu-img convert'",
-                    path);
+                    shown_path);
     }
     return 0;
 }

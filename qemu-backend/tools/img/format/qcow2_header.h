@@ -7,7 +7,8 @@
 /*
  * Look at the header of a qcow2 file before QEMU does: refused are files that are none, that name
  * another file (backing file, external data file: the path may be hostile), or that are encrypted.
+ * shown_path: what errors call it.
  */
-int qcow2_check_header(const char *path, struct pcow_error *error);
+int qcow2_check_header(const char *path, const char *shown_path, struct pcow_error *error);
 
 #endif

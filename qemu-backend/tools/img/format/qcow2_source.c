@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "format/nbd.h"
 #include "format/qcow2_header.h"
 #include "format/source.h"
+#include "format/source_file.h"
 #include "interrupt.h"
 #include "report.h"
 
@@ -13,6 +16,7 @@
 struct qcow2_source {
     struct source source;
     struct nbd nbd;
+    int fd;                                    /* what other programs open is what it was */
     /*
      * the block status that one question brought, because a question is a round trip to another
      * process
@@ -100,39 +104,53 @@ static void close_image(struct source *source)
     struct qcow2_source *qcow2 = (struct qcow2_source *)source;
 
     nbd_end(&qcow2->nbd);
+    close(qcow2->fd);
     free(qcow2);
+}
+
+static int serve(const struct source_options *options, struct qcow2_source *qcow2,
+                 struct pcow_error *error)
+{
+    char path[64];
+    const struct nbd_server_options server = {
+        .path = path,
+        .held = true,
+        .shown_path = options->path,
+        .snapshot = options->snapshot,
+        .force_share = options->force_share,
+    };
+    int r;
+
+    snprintf(path, sizeof(path), "/proc/%ld/fd/%d", (long)getpid(), qcow2->fd);
+    r = qcow2_check_header(path, options->path, error);
+    r = r ? r : nbd_check_file(&server, error);
+    r = r ? r : nbd_serve(&server, &qcow2->nbd, &qcow2->source.size, error);
+    if (!r && !qcow2->nbd.can_meta_context(qcow2->nbd.handle, LIBNBD_CONTEXT_BASE_ALLOCATION)) {
+        nbd_end(&qcow2->nbd);
+        r = fail(error, -ENOTSUP, "%s: this qemu-nbd gives no block status; use QEMU 5 or later",
+                 options->path);
+    }
+    return r;
 }
 
 int qcow2_source_open(const struct source_options *options, struct source **source,
                       struct pcow_error *error)
 {
     static const struct source_operations operations = {read_image, get_extent, close_image};
-    struct nbd_server_options server = {
-        .path = options->path,
-        .shown_path = options->path,
-        .snapshot = options->snapshot,
-        .force_share = options->force_share,
-    };
-    struct qcow2_source *qcow2;
-    int r = qcow2_check_header(options->path, error);
+    struct qcow2_source *qcow2 = calloc(1, sizeof(*qcow2));
+    int r;
 
-    r = r ? r : nbd_check_file(&server, error);
-    if (r) {
-        return r;
-    }
-    qcow2 = calloc(1, sizeof(*qcow2));
     if (!qcow2) {
         return fail(error, -ENOMEM, "out of memory");
     }
-    r = nbd_serve(&server, &qcow2->nbd, &qcow2->source.size, error);
+    qcow2->fd = source_file_open(options->path, error);
+    r = qcow2->fd < 0 ? qcow2->fd : serve(options, qcow2, error);
     if (r) {
+        if (qcow2->fd >= 0) {
+            close(qcow2->fd);
+        }
         free(qcow2);
         return r;
-    }
-    if (!qcow2->nbd.can_meta_context(qcow2->nbd.handle, LIBNBD_CONTEXT_BASE_ALLOCATION)) {
-        close_image(&qcow2->source);
-        return fail(error, -ENOTSUP, "%s: this qemu-nbd gives no block status; use QEMU 5 or later",
-                    options->path);
     }
     qcow2->source.operations = &operations;
     *source = &qcow2->source;

@@ -104,7 +104,8 @@ int qcow2_target_open(const struct target_options *options, struct target **targ
     const struct nbd_server_options server = {
         .path = options->path, .shown_path = options->shown_path, .writable = true};
     struct qcow2_target *qcow2;
-    int r = options->existing ? qcow2_check_header(options->path, error) : create(options, error);
+    int r = options->existing ? qcow2_check_header(options->path, options->shown_path, error)
+                              : create(options, error);
 
     if (r) {
         return r;

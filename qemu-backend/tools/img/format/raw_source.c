@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* A raw image: a regular file, whose holes are zeros, or a block device. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -9,6 +8,7 @@
 
 #include "format/raw.h"
 #include "format/source.h"
+#include "format/source_file.h"
 #include "report.h"
 
 struct raw_source {
@@ -106,9 +106,9 @@ int raw_source_open(const struct source_options *options, struct source **source
         return fail(error, -ENOMEM, "out of memory");
     }
     raw->source.operations = &operations;
-    raw->fd = open(options->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    raw->fd = source_file_open(options->path, error);
     if (raw->fd < 0) {
-        r = fail(error, -errno, "%s: cannot open it: %s", options->path, strerror(errno));
+        r = raw->fd;
         free(raw);
         return r;
     }

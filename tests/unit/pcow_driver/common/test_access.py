@@ -106,6 +106,42 @@ class AccessTest(base.TestCase):
             exception.SourceRejected, template.build, self.pool, 'f', str(fifo), 'raw'
         )
 
+    def test_source_behind_a_link(self) -> None:
+        """Root follows those of root alone, in the place of the file and on the way to it."""
+        theirs, private = self.directory / 'theirs', self.directory / 'private'
+        theirs.mkdir()
+        os.chown(theirs, 65534, -1)
+        private.mkdir(mode=0o700)
+        (private / 'secret').write_bytes(b'secret' * 1000)
+        for number, (name, target, source) in enumerate(
+            (
+                ('x.raw', private / 'secret', 'x.raw'),
+                ('way', private, 'way/secret'),
+                ('again', theirs / 'x.raw', 'again'),
+                ('back', '../private', 'back/./secret'),
+            )
+        ):
+            link = theirs / name
+            link.symlink_to(target)
+            os.chown(link, 65534, -1, follow_symlinks=False)
+            error = self.assertRaises(
+                exception.SourceRejected,
+                template.build,
+                self.pool,
+                f'no{number}',
+                str(theirs / source),
+                'raw',
+            )
+            self.assertIn('a symbolic link of another user', str(error))
+            os.chown(link, 0, -1, follow_symlinks=False)
+            template.build(self.pool, f't{number}', str(theirs / source), 'raw')
+        loop = self.directory / 'loop'
+        loop.symlink_to('loop')
+        for path in (loop, self.directory, private / 'none', Path('/')):
+            self.assertRaises(
+                exception.SourceRejected, template.build, self.pool, 'no', str(path), 'raw'
+            )
+
     def test_no_such_group(self) -> None:
         with mock.patch.object(access, 'QEMU_GROUP', 'no-such-group'):
             pool_module.make('q', str(self.directory / 'q'))
