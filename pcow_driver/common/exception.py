@@ -53,6 +53,11 @@ class ToolFailed(PcowError):
     msg_fmt = '%(message)s'
 
 
+class ToolLimited(PcowError):
+    is_of_host = False
+    msg_fmt = '%(tool)s has met its limit of %(limit)s, which no sound image comes near'
+
+
 class ToolOutputInvalid(PcowError):
     msg_fmt = (
         '%(tool)s printed something that this version does not understand (%(reason)s): install '

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding and running the programs that do the work: pcow-img, qemu-img, QEMU."""
 
+import dataclasses
 import glob
 import json
 import os
 from pathlib import Path
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -18,11 +20,48 @@ from oslo_log import log as logging
 from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
+from pcow_driver.common import units
 
 LOG = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 2000
 _LOOK = 0.5  # seconds in which a thread sees that a signal has come
+_GRACE = 5  # seconds of CPU in which a program ends that was told to
+# How a program ends that gets no memory: by itself, as glib or the library of C, or by a NULL.
+_WITHOUT_MEMORY = (signal.SIGABRT, signal.SIGTRAP, signal.SIGSEGV, signal.SIGBUS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a program may take that reads what a tenant has made. A sound image needs a part of it;
+    one that was made for that takes all of a host.
+    """
+
+    cpu: int  # seconds
+    memory: int = units.GIB  # bytes of address space, as Nova and Cinder have it
+
+    def command(self) -> tuple[str, ...]:
+        """What the program is started by."""
+        return (
+            find_system('prlimit', 'util-linux'),
+            f'--cpu={self.cpu}:{self.cpu + _GRACE}',
+            f'--as={self.memory}',
+            '--core=0',
+            '--',
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Each thread would have an arena of its own, of 64 MiB that nobody uses."""
+        return {'MALLOC_ARENA_MAX': '1'}
+
+    def check(self, name: str, exit_code: int, message: str) -> None:
+        """:raises ToolLimited: a program has ended so as it meets one of them"""
+        if exit_code == -signal.SIGXCPU:
+            raise exception.ToolLimited(tool=name, limit=f'{self.cpu} s of CPU')
+        if -exit_code in _WITHOUT_MEMORY or 'Cannot allocate memory' in message:
+            raise exception.ToolLimited(
+                tool=name, limit=f'{units.format_size(self.memory)} of memory'
+            )
 
 
 def build_dirs() -> list[Path]:
@@ -114,14 +153,20 @@ def _communicate(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def run(
-    path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,), cwd: str | None = None
+    path: str,
+    *args: str,
+    ok_exit_codes: tuple[int, ...] = (0,),
+    cwd: str | None = None,
+    limits: Limits | None = None,
 ) -> str:
     """Run a program to its end and return what it printed on stdout.
 
     The program does not outlive this call, also when the call is left by an exception such as
     KeyboardInterrupt.
 
+    :param limits: of one that reads what a tenant has made
     :raises ToolFailed: another exit code than ``ok_exit_codes``
+    :raises ToolLimited: it has met one of its limits
     :raises ToolNotFound: the program went away
     """
     name = os.path.basename(path)
@@ -131,12 +176,12 @@ def run(
         # Not by oslo_concurrency.processutils: for its preexec_fn, Python copies the page tables of
         # the whole service (fork). That takes 50 ms of one with 300 MB, where vfork takes 2.
         process = subprocess.Popen(
-            (path, *args),
+            (*(limits.command() if limits else ()), path, *args),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=cwd,
-            env=dict(os.environ, LC_ALL='C'),
+            env={**os.environ, 'LC_ALL': 'C', **(limits.environment() if limits else {})},
         )
     except FileNotFoundError:
         raise exception.ToolNotFound(tool=path, option=name.replace('-', '_')) from None
@@ -155,6 +200,8 @@ def run(
         time.monotonic() - begun,
     )
     if process.returncode not in ok_exit_codes:
+        if limits is not None:
+            limits.check(name, process.returncode, stderr)
         raise exception.ToolFailed(
             tool=name,
             exit_code=process.returncode,
@@ -164,12 +211,14 @@ def run(
     return stdout
 
 
-def run_json(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> Any:
+def run_json(
+    path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,), limits: Limits | None = None
+) -> Any:
     """As :func:`run`, but parse the output as JSON.
 
     :raises ToolOutputInvalid: it is not JSON
     """
-    output = run(path, *args, ok_exit_codes=ok_exit_codes)
+    output = run(path, *args, ok_exit_codes=ok_exit_codes, limits=limits)
     try:
         return json.loads(output)
     except ValueError as e:

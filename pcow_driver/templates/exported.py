@@ -12,6 +12,7 @@ from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.common import workspace
 from pcow_driver.images import info_block
+from pcow_driver.templates import limits
 
 _END = info_block.BLOCK_OFFSET + info_block.BLOCK_SIZE
 
@@ -67,6 +68,7 @@ def _block(path: str, image_format: str) -> bytes:
             'count=2',  # of the input, what is skipped too
             f'if={path}',
             f'of={target}',
+            limits=limits.of_look(0),
         )
         with open(target, 'rb') as file:
             return file.read(info_block.BLOCK_SIZE)

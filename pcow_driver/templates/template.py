@@ -33,6 +33,7 @@ from pcow_driver.images import protection
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import staging
 from pcow_driver.templates import exported
+from pcow_driver.templates import limits
 
 LOG = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ def check_source(source: Source) -> None:
 
     :raises SourceRejected: it is damaged
     :raises ToolFailed: it cannot be opened
+    :raises ToolLimited: it is made to take all of the host
     """
     if source.format != 'qcow2':
         return
@@ -120,6 +122,8 @@ def check_source(source: Source) -> None:
             source.format,
             source.path,
             ok_exit_codes=(0, 3),
+            # what it holds: a sparse file has any size
+            limits=limits.of_look(os.stat(source.path).st_blocks * 512),
         )
     except exception.ToolFailed as e:
         if e.details['exit_code'] != 2:
@@ -244,6 +248,8 @@ def _held(path: str) -> Iterator[str]:
             yield held
         except exception.SourceRejected as e:
             raise exception.SourceRejected(path=path, reason=e.details['reason']) from None
+        except exception.ToolLimited as e:
+            raise exception.SourceRejected(path=path, reason=str(e)) from None
         except exception.ToolFailed as e:
             raise exception.ToolFailed(
                 e.details | {'message': str(e.details['message']).replace(held, path)}
@@ -253,7 +259,15 @@ def _held(path: str) -> Iterator[str]:
 def measure(path: str, image_format: str, size: int) -> int:
     """The bytes of data that an image of ``size`` bytes stores at most, not compressed."""
     output = tool.run_json(
-        tool.find('qemu_img'), 'measure', '--output=json', '-f', image_format, '-O', 'qcow2', path
+        tool.find('qemu_img'),
+        'measure',
+        '--output=json',
+        '-f',
+        image_format,
+        '-O',
+        'qcow2',
+        path,
+        limits=limits.of_look(size),
     )
     found = model.Reader(output, 'measure', 'qemu-img')
     # both with the metadata of all of it
@@ -287,6 +301,7 @@ def write_namespace(path: str, source: Source, size: int, page_map: info_block.P
         '--target-image-opts',
         exported.options(source.path, source.format, source.offset),
         exported.options(path, 'raw', offset),
+        limits=limits.of_copy(source.data_size),
     )
     with open(path, 'r+b') as f:
         f.seek(info_block.BLOCK_OFFSET)

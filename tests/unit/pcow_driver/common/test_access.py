@@ -106,6 +106,20 @@ class AccessTest(base.TestCase):
             exception.SourceRejected, template.build, self.pool, 'f', str(fifo), 'raw'
         )
 
+    def test_source_that_takes_all_of_the_memory(self) -> None:
+        """The counts of its clusters would need 3.5 GiB (CVE-2015-5162)."""
+        source = self.directory / 'x.qcow2'
+        subprocess.run(
+            ['qemu-img', 'create', '-q', '-f', 'qcow2', '-o', 'cluster_size=512', source, '1M'],
+            check=True,
+        )
+        os.truncate(source, 900 << 30)
+        error = self.assertRaises(
+            exception.SourceRejected, template.build, self.pool, 't', str(source), 'qcow2'
+        )
+        self.assertIn('has met its limit of 1 GiB of memory', str(error))
+        self.assertEqual([], self.pool.entries())
+
     def test_source_behind_a_link(self) -> None:
         """Root follows those of root alone, in the place of the file and on the way to it."""
         theirs, private = self.directory / 'theirs', self.directory / 'private'

@@ -89,6 +89,35 @@ class RunTest(base.TestCase):
         self.assertEqual(5, caller.wait(30))
         self.assertFalse(os.path.exists(f'/proc/{child}'))
 
+    def test_limits(self) -> None:
+        program = self.script(
+            'shown', '#!/bin/sh\nulimit -v; ulimit -St; ulimit -c; echo $MALLOC_ARENA_MAX "$@"\n'
+        )
+        found = tool.run(program, '-x', 'a b', limits=tool.Limits(cpu=7))
+        self.assertEqual(['1048576', '7', '0', '1 -x a b'], found.splitlines())
+        self.assertEqual('unlimited', tool.run(program).splitlines()[0])
+
+    def limited(self, program: str, limits: tool.Limits) -> str:
+        return str(self.assertRaises(exception.ToolLimited, tool.run, program, limits=limits))
+
+    def test_program_that_takes_all_of_the_cpu(self) -> None:
+        program = self.script('busy', '#!/bin/sh\nwhile :; do :; done\n')
+        self.assertIn('busy has met its limit of 1 s of CPU', self.limited(program, tool.Limits(1)))
+
+    def test_program_that_takes_all_of_the_memory(self) -> None:
+        """It tells so, or ends as the library of C has it end."""
+        for end in ('os.abort()', 'sys.exit(os.strerror(errno.ENOMEM))'):
+            program = self.script(
+                'greedy',
+                f'#!{sys.executable}\nimport errno, os, sys\n'
+                f'try:\n    bytearray(200 << 20)\nexcept MemoryError:\n    {end}\n',
+            )
+            self.assertIn(
+                'greedy has met its limit of 150 MiB of memory',
+                self.limited(program, tool.Limits(cpu=30, memory=150 << 20)),
+            )
+            self.assertEqual('', tool.run(program))
+
     def _wait_for(self, path: Path) -> str:
         deadline = time.monotonic() + 30
         while not path.exists():
