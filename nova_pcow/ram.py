@@ -29,6 +29,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import interrupt
 from pcow_driver.images import image
 from pcow_driver.images import model
+from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import checkpoint
@@ -254,8 +255,8 @@ def suspend(found: domain.Domain, begin: Callable[[], None]) -> None:
     """Keep RAM, devices and what lies in the images, and end the guest.
 
     :param begin: called when nothing is left of an earlier one
-    :raises PcowError: it does not run; QEMU refuses it, and says why, or does not end. The guest
-        goes on
+    :raises PcowError: it does not run; a pool has no room for what it can write once more; QEMU
+        refuses it, and says why, or does not end. The guest goes on
     """
     with domain.errors():
         if not found.running():
@@ -266,10 +267,14 @@ def suspend(found: domain.Domain, begin: Callable[[], None]) -> None:
                 )
             )
         _forget_left(found)
+        # as the checkpoint, which finds out exactly when nothing is stored any more
+        with room.for_snapshot(*found.writable()):
+            pass
         begin()
         try:
             found.suspend()  # what is stored behind the checkpoint would be lost
-            checkpoint.take(found, reserved.SUSPENDED, last=True)
+            # not the last one: it goes on before this is deleted
+            checkpoint.take(found, reserved.SUSPENDED)
             found.destroy()
         except BaseException:
             with interrupt.clearing_up():

@@ -21,6 +21,7 @@ from pcow_driver.common import tool
 from pcow_driver.export import nbd
 from pcow_driver.images import image
 from pcow_driver.pools import device
+from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
 
@@ -110,8 +111,8 @@ def suspend(virtual_domain: Any, found: domain.Domain, begin: Callable[[], None]
     :param found: the same
     :param begin: called when nothing is left of an earlier one
     :raises libvirtError:
-    :raises PcowError: a disk of it takes no snapshot, or what an earlier one has left in an image
-        cannot be deleted
+    :raises PcowError: a disk of it takes no snapshot, what an earlier one has left in an image
+        cannot be deleted, or a pool has no room
     """
     _check_disks(virtual_domain)
     libvirt = _libvirt()
@@ -120,8 +121,10 @@ def suspend(virtual_domain: Any, found: domain.Domain, begin: Callable[[], None]
     for item in found.images():
         if reserved.SUSPENDED in {one.name for one in found.snapshot_list(item.path)}:
             found.snapshot_delete(reserved.SUSPENDED, item.path)
-    begin()
-    virtual_domain.snapshotCreateXML(_SUSPEND_XML, libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_HALT)
+    # it goes on with what it can write once more before the snapshot is deleted
+    with room.for_long_snapshot(*found.writable()):
+        begin()
+        virtual_domain.snapshotCreateXML(_SUSPEND_XML, libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_HALT)
 
 
 def suspended(virtual_domain: Any) -> Any:

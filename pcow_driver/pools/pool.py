@@ -386,17 +386,21 @@ class Pool:
             )
         self._check_provisioned(provisioned.whole_size(size), fixed)
 
-    def check_snapshot_room(self, *files: str) -> None:
+    def check_snapshot_room(self, *files: str) -> int:
         """Refuse snapshots of images, after which their guests can fill them once more; a draining
         pool takes them.
 
         :param files: names of the files
+        :return: bytes that can come to them then, and could not before; 0 if there is no limit
         :raises NoRoom:
         """
-        if self.settings.overcommit:
-            found = image.list_directory(self.path, *files) if files else {}
-            items = [item for item in found.values() if isinstance(item, model.Summary)]
-            self._check_provisioned(sum(item.may_grow_frozen - item.may_grow for item in items), 0)
+        if not self.settings.overcommit:
+            return 0
+        found = image.list_directory(self.path, *files) if files else {}
+        items = [item for item in found.values() if isinstance(item, model.Summary)]
+        more = sum(item.may_grow_frozen - item.may_grow for item in items)
+        self._check_provisioned(more, 0)
+        return more
 
     def _check_provisioned(self, thin: int, fixed: int) -> None:
         account = self.account()

@@ -10,6 +10,7 @@ from oslo_log import log as logging
 from pcow_driver.common import exception
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
+from pcow_driver.pools import staging
 
 LOG = logging.getLogger(__name__)
 
@@ -23,18 +24,35 @@ def for_snapshot(*paths: str) -> Iterator[None]:
 
     :raises NoRoom:
     """
-    pools: dict[str, pool_module.Pool] = {}
-    files: dict[str, list[str]] = {}
+    with contextlib.ExitStack() as stack:
+        for pool, files in _by_pool(paths):
+            stack.enter_context(pool.lock())
+            pool.check_snapshot_room(*files)
+        yield
+
+
+@contextlib.contextmanager
+def for_long_snapshot(*paths: str) -> Iterator[None]:
+    """As :func:`for_snapshot`, of snapshots that take minutes: others work on the pools meanwhile.
+
+    :raises NoRoom:
+    """
+    with contextlib.ExitStack() as stack:
+        for pool, files in _by_pool(paths):
+            stack.enter_context(staging.set_aside_for_snapshot(pool, *files))
+        yield
+
+
+def _by_pool(paths: tuple[str, ...]) -> list[tuple[pool_module.Pool, list[str]]]:
+    """The pools with a limit, and the names of their files; everybody takes the locks of several in
+    this order.
+    """
+    pools: dict[str, tuple[pool_module.Pool, list[str]]] = {}
     for path in paths:
         found = _pool_of(path)
         if found is not None and found.settings.overcommit:
-            pools[found.uuid] = found
-            files.setdefault(found.uuid, []).append(os.path.basename(path))
-    with contextlib.ExitStack() as stack:
-        for uuid in sorted(pools):  # everybody takes the locks of several in this order
-            stack.enter_context(pools[uuid].lock())
-            pools[uuid].check_snapshot_room(*files[uuid])
-        yield
+            pools.setdefault(found.uuid, (found, []))[1].append(os.path.basename(path))
+    return [pools[uuid] for uuid in sorted(pools)]
 
 
 @contextlib.contextmanager

@@ -58,6 +58,21 @@ def reserve(pool: pool_module.Pool, name: str, *, thin: int = 0, fixed: int = 0)
     locks.note(_lock_name(pool, name), provisioned.reservation(thin, fixed))
 
 
+@contextlib.contextmanager
+def set_aside_for_snapshot(pool: pool_module.Pool, *files: str) -> Iterator[None]:
+    """What guests can fill once these images are frozen is counted as what is being built, until
+    they are.
+
+    :param files: names of the files
+    :raises NoRoom:
+    """
+    name = f'.{files[0].removesuffix(names.IMAGE_SUFFIX)}'  # as no image is called
+    with locks.lock(_lock_name(pool, name)):
+        with pool.lock():
+            reserve(pool, name, thin=pool.check_snapshot_room(*files))
+        yield
+
+
 def finish(pool: pool_module.Pool, name: str, part: str) -> None:
     """As :func:`publish`; what was reserved is the image's own from then on.
 

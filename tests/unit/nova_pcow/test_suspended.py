@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import contextlib
+import os
 import re
+import subprocess
 from typing import Any
 from unittest import mock
 
@@ -14,6 +16,7 @@ from nova.tests.functional.api import client
 from nova_pcow import reserved
 from nova_pcow import snapshot
 from pcow_driver.common import exception
+from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.pools import device
@@ -135,6 +138,36 @@ class SuspendedTest(base.TestCase):
                 mock.Mock(),
             )
 
+    def test_pool_without_room(self) -> None:
+        """The guest could write all of it once more; nobody else gets that space meanwhile."""
+        place = self.directory / 'small'
+        place.mkdir()
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=128m', 'none', place], check=True)
+        self.addCleanup(subprocess.run, ['umount', '-l', place], check=True)
+        pools = registry.PoolRegistry()
+        pools.create('small', str(place))
+        pool = pools.set('small', overcommit=1.0)
+        path = device.create(pool, 'server-x-root', 30 * units.MIB)
+        tool.run(tool.find('pcow_io'), '--no-map', '-c', 'write -q 0 32M', path)
+        running, begin, building = Suspended([path]), mock.Mock(), list[int]()
+        running.active = True
+        running.snapshots.clear()
+        create = running.snapshotCreateXML
+        running.snapshotCreateXML = lambda xml, flags: (  # type: ignore[method-assign]
+            building.append(pool.account().building),
+            create(xml, flags),
+        )[1]
+        other = device.create(pool, 'other', 50 * units.MIB)
+        self.assertRaises(
+            exception.NoRoom, snapshot.suspend, running, domain.Domain(running, 'x'), begin
+        )
+        self.assertEqual(([], False), (running.calls, begin.called))
+        os.unlink(other)
+        snapshot.suspend(running, domain.Domain(running, 'x'), begin)
+        self.assertEqual((['create'], True), (running.calls, begin.called))
+        self.assertGreaterEqual(building[0], 32 * units.MIB)
+        self.assertEqual(0, pool.account().building)
+
     def test_disk_without_snapshots(self) -> None:
         """libvirt would refuse it late and in its own words; nothing is changed."""
         running = Suspended(self.paths)
@@ -192,6 +225,13 @@ class RefusedTest(nova_base.ServersTestCase):
         self.assertIn(
             'the disk vdb (raw) takes no snapshot', self.event_words(self.server, 'suspend')
         )
+
+    def test_suspend_without_room(self) -> None:
+        registry.PoolRegistry().set(self.pool.name, overcommit=0.0001)
+        # the disks of Nova's libvirt for tests are raw
+        with mock.patch('nova_pcow.snapshot._check_disks'):
+            self.assertEqual('ACTIVE', self.act('suspend')['status'])
+        self.assertIn('more cannot be provisioned', self.event_words(self.server, 'suspend'))
 
     def test_resume(self) -> None:
         with mock.patch('nova_pcow.snapshot.suspend'):

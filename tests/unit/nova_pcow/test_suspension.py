@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 import sys
 from typing import Any
 from unittest import mock
@@ -146,6 +147,22 @@ class RamSuspensionTest(recorded.TestCase):
             # it may end after all, and is suspended then
             behind = self.recorded.calls[self.recorded.calls.index(self.command('create')) :]
             self.assertEqual(resumes, self.command('delete') in behind)
+
+    def test_pool_without_room(self) -> None:
+        """It could write all of it once more before the checkpoint is deleted. It is not even
+        paused, unless it has stored too much meanwhile.
+        """
+        refused = exception.NoRoom(
+            name='p', size='1 GiB', provisioned='1 GiB', limit='1 GiB', overcommit=1.0
+        )
+        room = mock.MagicMock(side_effect=[refused])
+        self.useFixture(fixtures.MockPatch('pcow_driver.pools.room.for_snapshot', room))
+        self.assertRaises(exception.NoRoom, self.suspension.suspend)
+        room.assert_called_once_with(str(self.ram), str(self.nvdimm))
+        self.assertEqual(([], False), (self.recorded.calls, self.suspension.begun))
+        room.side_effect = [contextlib.nullcontext(), refused]
+        self.assertRaises(exception.NoRoom, self.suspension.suspend)
+        self.assertEqual(['save', 'suspend', 'resume'], self.recorded.calls)
 
     def test_guest_that_does_not_run(self) -> None:
         """Nobody has it go on: after a revert that failed its images are of different moments."""
