@@ -152,11 +152,12 @@ class SuspendedTest(base.TestCase):
         running, begin, building = Suspended([path]), mock.Mock(), list[int]()
         running.active = True
         running.snapshots.clear()
-        create = running.snapshotCreateXML
-        running.snapshotCreateXML = lambda xml, flags: (  # type: ignore[method-assign]
-            building.append(pool.account().building),
-            create(xml, flags),
-        )[1]
+
+        def create(_xml: str, _flags: int) -> None:
+            running.calls.append('create')
+            building.append(pool.account().building)
+
+        self.useFixture(fixtures.MockPatchObject(running, 'snapshotCreateXML', create))
         other = device.create(pool, 'other', 50 * units.MIB)
         self.assertRaises(
             exception.NoRoom, snapshot.suspend, running, domain.Domain(running, 'x'), begin

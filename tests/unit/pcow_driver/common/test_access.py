@@ -132,7 +132,7 @@ class AccessTest(base.TestCase):
                 ('x.raw', private / 'secret', 'x.raw'),
                 ('way', private, 'way/secret'),
                 ('again', theirs / 'x.raw', 'again'),
-                ('back', '../private', 'back/./secret'),
+                ('back', Path('../private'), 'back/./secret'),
             )
         ):
             link = theirs / name
