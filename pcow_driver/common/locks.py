@@ -29,8 +29,12 @@ import stat
 import struct
 import time
 
+from oslo_log import log as logging
+
 from pcow_driver.common import conf
 from pcow_driver.common import exception
+
+LOG = logging.getLogger(__name__)
 
 _PREFIX = 'pcow-'
 _SHARED = 'locks'  # below the state directory
@@ -41,7 +45,10 @@ _NEW = '.new-'  # of a file that nobody can lock yet
 _FILE_MODE = 0o660  # who may lock writes nothing: the directory says who that is
 _FIRST_RETRY, _RETRY = 0.001, 0.01  # seconds; the latter from some time on
 _MAX_NOTE = 100
+_MAX_REPLACED = 100  # times that the file of a lock is another one when it is taken
 _LOCK = struct.Struct('hhqqi4x')  # struct flock
+# who cannot make or open a file in a directory, or has no space for it
+_NO_FILE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 # First words of the names. Who has a lock takes only later ones, or of the same kind one of a later
 # name.
 _ORDER = (
@@ -105,6 +112,26 @@ def lock_directory(path: str) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock_in(directory: str, name: str, check: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a directory that other hosts may have mounted as well, by a file in it that
+    stays. It belongs to those who may put something there: nobody else can keep them out.
+
+    Nothing is held by who may put nothing there, or finds no space for the file.
+
+    :param check: called before the file is made; raises what keeps it from being made
+    :raises OSError: something that is no lock has the name, for instance
+    """
+    check()
+    with contextlib.ExitStack() as stack:
+        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, place)
+        descriptor = _acquire_lasting(place, name, check)
+        if descriptor is not None:
+            stack.callback(_give_up, descriptor)
+        yield
 
 
 def is_held(name: str) -> bool:
@@ -316,10 +343,76 @@ def _acquire(directory: int, name: str) -> int:
         os.close(descriptor)  # somebody gave the lock up and deleted its file
 
 
+def _acquire_lasting(directory: int, name: str, check: Callable[[], None]) -> int | None:
+    for _replaced in range(_MAX_REPLACED):
+        try:
+            descriptor = _open_lasting(directory, name)
+        except FileNotFoundError:
+            check()
+            continue
+        if descriptor is None:
+            return None
+        try:
+            _wait(_take, descriptor)
+            if _has_name(directory, name, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        check()
+    raise OSError(errno.EBUSY, 'it is replaced again and again', name)
+
+
+def _open_lasting(directory: int, name: str) -> int | None:
+    above = os.fstat(directory)
+    mode = 0o600
+    for may_write, bits in ((stat.S_IWGRP, 0o060), (stat.S_IWOTH, 0o006)):
+        mode |= bits if above.st_mode & may_write else 0
+    try:
+        try:
+            descriptor = _open_file(directory, name)
+        except FileNotFoundError:
+            _make_file(directory, name, new=f'.{name}.{secrets.token_hex(8)}.part', mode=mode)
+            descriptor = _open_file(directory, name)
+    except OSError as e:
+        if e.errno not in _NO_FILE:
+            raise
+        if e.errno == errno.EACCES and _may_write(directory):
+            LOG.warning(
+                '%s/%s cannot be opened (%s), so that nobody on another host waits for who works '
+                'here: let root give it to the owner and the group of the directory',
+                os.readlink(f'/proc/self/fd/{directory}'),
+                name,
+                e.strerror,
+            )
+        return None
+    found = os.fstat(descriptor)
+    is_right = (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (
+        above.st_uid,
+        above.st_gid,
+        mode,
+    )
+    # the directory was given away since; what has another name, or a content, is somebody's file
+    if os.geteuid() == 0 and not is_right and (found.st_nlink, found.st_size) == (1, 0):
+        _give(descriptor, above, mode)
+    return descriptor
+
+
+def _may_write(directory: int) -> bool:
+    return os.access('.', os.W_OK, dir_fd=directory, effective_ids=True)
+
+
 def _release(directory: int, name: str, descriptor: int) -> None:
     try:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory)
+    finally:
+        _give_up(descriptor)
+
+
+def _give_up(descriptor: int) -> None:
+    try:
         # A child that is just being started may have the same open description until it runs its
         # program.
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
@@ -338,11 +431,15 @@ def _open_file(directory: int, name: str, flags: int = os.O_RDWR) -> int:
     return descriptor
 
 
-def _make_file(directory: int, name: str) -> None:
+def _make_file(
+    directory: int, name: str, *, new: str | None = None, mode: int = _FILE_MODE
+) -> None:
     """It appears with its owner and its mode: a lock that root takes first is one that others can
     wait for at once.
+
+    :param new: its name before
     """
-    new = f'{_NEW}{secrets.token_hex(8)}'
+    new = new or f'{_NEW}{secrets.token_hex(8)}'
     descriptor = os.open(
         new,
         os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -350,7 +447,7 @@ def _make_file(directory: int, name: str) -> None:
         dir_fd=directory,
     )
     try:
-        _give(descriptor, os.fstat(directory), _FILE_MODE)
+        _give(descriptor, os.fstat(directory), mode)
         with contextlib.suppress(FileExistsError):
             os.link(new, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
     finally:

@@ -9,6 +9,7 @@ IMAGE_SUFFIX = '.pcow'
 # of a file that keeps what a repair has dropped: the name of the image's file, and this
 RESCUE = re.compile(r'(?P<image>[^/]+\.pcow)\.rescue(-[0-9]+)?')
 MARKER = '.pcow-pool'  # of a directory that is a pool
+LOCK = '.pcow-lock'  # beside it, of whoever works on the pool, on any host
 SERVER_PREFIX = 'server-'  # of the images that are disks of Nova's servers
 VOLUME_PREFIX = 'volume-'  # of those that are Cinder's volumes
 RAM_SUFFIX = '-ram'  # of the image that is a domain's RAM, after the domain's name

@@ -110,16 +110,27 @@ class Pool:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold while images appear or disappear: nobody then deletes a base that somebody is about
-        to stand on.
+        to stand on, on any host that has the pool mounted.
 
-        :raises PoolInvalid: it was removed, or is not mounted any more
+        :raises PoolInvalid: it was removed, or is not mounted any more; or something that is no
+            lock is in it
         """
-        with locks.lock(f'pool-{self.uuid}'):
-            if open_directory(self.path).uuid != self.uuid:
+        with locks.lock(f'pool-{self.uuid}'), contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locks.lock_in(self.path, names.LOCK, self._check_there))
+            except OSError as e:
                 raise exception.PoolInvalid(
-                    path=self.path, reason=f'the pool {self.name} was here and another one is now'
-                )
+                    path=self.path, reason=f'{names.LOCK}: {e.strerror}: delete that'
+                ) from None
+            self._check_there()
             yield
+
+    def _check_there(self) -> None:
+        """:raises PoolInvalid:"""
+        if open_directory(self.path).uuid != self.uuid:
+            raise exception.PoolInvalid(
+                path=self.path, reason=f'the pool {self.name} was here and another one is now'
+            )
 
     def persistence(self) -> str:
         """What survives: ``volatile``, ``page-cache`` or ``pmem``, as the file system was found to
@@ -144,10 +155,11 @@ class Pool:
         return watermark.Capacity.of(self.path)
 
     def entries(self) -> list[str]:
-        """Names of all files but the marker and what the file system itself keeps in its root."""
-        return sorted(
-            name for name in os.listdir(self.path) if name not in (names.MARKER, 'lost+found')
-        )
+        """Names of all files but the marker, the lock, and what the file system itself keeps in its
+        root.
+        """
+        others = {names.MARKER, names.LOCK, 'lost+found'}
+        return sorted(name for name in os.listdir(self.path) if name not in others)
 
     def rescue_files(self) -> Iterator[tuple[str, str]]:
         """The files that keep what repairs have dropped, and of each the image's file name."""
@@ -481,18 +493,24 @@ class Pool:
                 if not force and not (damaged and _is_damaged(path)):
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
                 force = True
-            children = self.children(name, known_only=force, uuid=uuid)
-            if children:
-                raise exception.ImageHasChildren(
-                    path=path,
-                    reason=(
-                        f'{len(children)} image(s) stand on it: {", ".join(children[:5])}'
-                        + (', ...' if children[5:] else '')
-                    ),
-                )
+            self._check_childless(name, path, uuid, force)
             with protection.lifted(path), image_locks.alone(path):
+                # by who has not waited for the lock of the pool, as earlier versions on other hosts
+                self._check_childless(name, path, uuid, force)
                 os.unlink(path)
             self._tell_rescue_files(path)
+
+    def _check_childless(self, name: str, path: str, uuid: str | None, force: bool) -> None:
+        """:raises ImageHasChildren:"""
+        children = self.children(name, known_only=force, uuid=uuid)
+        if children:
+            raise exception.ImageHasChildren(
+                path=path,
+                reason=(
+                    f'{len(children)} image(s) stand on it: {", ".join(children[:5])}'
+                    + (', ...' if children[5:] else '')
+                ),
+            )
 
     def _tell_rescue_files(self, path: str) -> None:
         """They hold what only the owner of the image can judge: they stay when that goes."""
@@ -590,8 +608,11 @@ def write_marker(pool: Pool) -> None:
 
 
 def unmake(pool: Pool) -> None:
-    """Delete the marker file; the directory and what else is in it stay."""
+    """Delete the marker file and that of the lock; the directory and what else is in it stay."""
     os.unlink(os.path.join(pool.path, names.MARKER))
+    # afterwards: nobody makes it anew
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(pool.path, names.LOCK))
 
 
 def open_directory(directory: str) -> Pool:

@@ -174,7 +174,7 @@ def give(directory: str, user: int, group: int) -> None:
     checks.number(user, 0, 1 << 32, 'a user id')
     checks.number(group, -1, 1 << 32, 'a group id')
     with _mounted(directory, 'tmpfs', *filesystem.KINDS) as root:
-        if _entries(root) - {'lost+found', names.MARKER}:
+        if _entries(root) - {'lost+found', names.MARKER, names.LOCK}:
             raise exception.DeviceRefused(device=directory, reason='something is in it already')
         os.chown(descriptors.place(root), user, group)
         if group >= 0:

@@ -59,7 +59,7 @@ class TestCase(unittest.TestCase):
         self.assertEqual(0, done.returncode, done)
 
     def files(self) -> list[str]:
-        return sorted(os.listdir(self.pool.path))
+        return sorted(name for name in os.listdir(self.pool.path) if name != names.LOCK)
 
 
 class DeviceTest(TestCase):

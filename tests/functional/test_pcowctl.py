@@ -124,7 +124,9 @@ class TestCase(unittest.TestCase):
         return content
 
     def files(self) -> list[str]:
-        return sorted(name for name in os.listdir(self.pool) if name != '.pcow-pool')
+        return sorted(
+            name for name in os.listdir(self.pool) if name not in ('.pcow-pool', '.pcow-lock')
+        )
 
     def make_template(self, name: str = 't', size: int = 8 * MIB) -> Path:
         if not self.pool.exists():

@@ -170,8 +170,8 @@ class ImmutableTest(base.TestCase):
         )
         self.assertTrue(immutable.is_set(path))
         self.assertEqual(
-            ['t.pcow'],
-            sorted(item.name for item in (self.place / 'q').iterdir() if item.name != names.MARKER),
+            [names.LOCK, names.MARKER, 't.pcow'],
+            sorted(item.name for item in (self.place / 'q').iterdir()),
         )
 
     def test_purge_of_an_all_in_one(self) -> None:

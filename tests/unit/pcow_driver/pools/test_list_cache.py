@@ -183,7 +183,9 @@ class ListCacheTest(base.TestCase):
         self.assertEqual({'new.pcow': 1, 'v3.pcow': 1}, opened)
         with base.count_opened(self.pool.path) as opened:
             trash.delete_image(self.pool, 'v5')
-        self.assertEqual({'new.pcow', 'v3.pcow', 'v5.pcow', '.pcow-pool'}, set(opened))
+        self.assertEqual(
+            {'new.pcow', 'v3.pcow', 'v5.pcow', '.pcow-pool', '.pcow-lock'}, set(opened)
+        )
 
     def test_damaged(self) -> None:
         self.settle()

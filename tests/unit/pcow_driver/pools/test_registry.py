@@ -64,7 +64,7 @@ class RegistryTest(base.TestCase):
         self.assertRaises(exception.PoolNotEmpty, self.pools.remove, 'fast')
         self.assertTrue(os.path.exists(self.path + '/.pcow-pool'))
         self.pools.remove('fast', forget=True)
-        self.assertEqual({'notes', '.pcow-pool'}, set(os.listdir(self.path)))
+        self.assertEqual({'notes', '.pcow-pool', '.pcow-lock'}, set(os.listdir(self.path)))
 
     def test_names_and_directories_are_taken_once(self) -> None:
         self.pools.create('fast', self.path)
