@@ -45,12 +45,14 @@ class Connections:
 
         :raises InvalidVolume: the connector is of another host, or a guest's and the type of the
             volume got QoS specs
-        :raises VolumeBackendAPIException: the image is not there, or somebody has it open
+        :raises VolumeBackendAPIException: the image is not there, is larger than the volume, or
+            somebody has it open
         """
         self._check_host(volume, connector)
         with errors.translated():
             pool = self._backend.locate(volume)
             path = pool.existing_path(volume.name)
+            validation.check_size(path, volume)
             data = {
                 'volume_id': volume.id,
                 'access_mode': 'rw',
@@ -83,6 +85,7 @@ class Connections:
         self._check_host(snapshot.volume, connector)
         with errors.translated():
             path = self._volumes.path(snapshot.volume)
+            validation.check_snapshot_size(path, snapshot)
             return {
                 'driver_volume_type': 'local',
                 'data': {

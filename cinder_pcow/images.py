@@ -131,6 +131,7 @@ class Images:
         with _temporary(volume) as path:
             with errors.translated():
                 pool = self._volumes.backend.locate(volume)
+                validation.check_size(pool.existing_path(volume.name), volume)
                 with view.serve(pool, volume.name) as uri:
                     tool.run(
                         tool.find('qemu_img'),

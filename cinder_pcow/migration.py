@@ -23,6 +23,7 @@ from cinder_pcow import local
 from cinder_pcow import notes
 from cinder_pcow import remote
 from cinder_pcow import stats
+from cinder_pcow import validation
 from cinder_pcow import volumes as volumes_module
 from pcow_driver.common import exception
 from pcow_driver.common import units
@@ -62,7 +63,7 @@ class Migration:
         source = self._backend.locate(volume)
         if source.uuid == target.uuid:
             return
-        self._check_snapshots(source, volume)
+        self._check_movable(source, volume)
         if not trash.delete_image(target, volume.name):  # of a migration that was cut off
             raise _still_needed(volume.name, target.name)
         clone.copy(source.existing_path(volume.name), target, volume.name, volume.size * units.GIB)
@@ -79,7 +80,7 @@ class Migration:
                 )
                 return
             raise
-        self._check_snapshots(source, volume)
+        self._check_movable(source, volume)
         if noted is not None and noted != target:  # of a migration that was cut off
             self._discard(noted, volume.name)
         if not target.discard(volume.name):
@@ -200,7 +201,8 @@ class Migration:
             ) from None
 
     @staticmethod
-    def _check_snapshots(pool: pool_module.Pool, volume: Any) -> None:
+    def _check_movable(pool: pool_module.Pool, volume: Any) -> None:
+        validation.check_size(pool.existing_path(volume.name), volume)
         marks = trash.marks(pool)
         kept = [
             one.name

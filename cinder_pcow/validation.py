@@ -9,6 +9,9 @@ from typing import Any
 
 from cinder import exception as cinder_exception
 
+from pcow_driver.common import units
+from pcow_driver.pools import device
+
 _MULTIATTACH = '<is> True'
 
 
@@ -52,6 +55,36 @@ def check_qos(volume_type: Any) -> None:
             f'the volume type {volume_type["name"]} has QoS specs',
             'loads and stores of a guest cannot be counted or delayed; remove the QoS specs',
         )
+
+
+def check_size(path: str, volume: Any, size: int | None = None) -> None:
+    """Make sure that the image of a volume has no more data than the volume: who has broken out of
+    the QEMU of its guest could write that.
+
+    :param size: in GiB, if the volume is to have another one
+    :raises DeviceTooLarge:
+    """
+    device.check_size(
+        path,
+        (volume.size if size is None else size) * units.GIB,
+        f'the volume {volume.id}',
+        'Extend the volume to as much',
+    )
+
+
+def check_snapshot_size(path: str, snapshot: Any) -> None:
+    """The same of a snapshot of a volume.
+
+    :raises DeviceTooLarge:
+    """
+    volume = snapshot.volume
+    device.check_size(
+        path,
+        max(snapshot.volume_size, volume.size) * units.GIB,
+        f'the volume {volume.id}',
+        f'Delete the snapshot {snapshot.name}',
+        snapshot=snapshot.name,
+    )
 
 
 def _refuse_multiattach(what: str) -> None:

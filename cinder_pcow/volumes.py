@@ -100,7 +100,9 @@ class Volumes:
 
     def extend(self, volume: Any, size: int) -> None:
         with errors.translated():
-            device.extend(self.backend.locate(volume), volume.name, size * units.GIB)
+            pool = self.backend.locate(volume)
+            validation.check_size(pool.existing_path(volume.name), volume, size)
+            device.extend(pool, volume.name, size * units.GIB)
 
     def path(self, volume: Any) -> str:
         """Of the image.

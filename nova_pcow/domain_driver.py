@@ -195,6 +195,7 @@ class DomainLibvirtDriver(move_driver.MoveLibvirtDriver):
                 rebuild_module.put_back_image(context, instance)
             with errors.internal():  # of which the new one may have been none for the flavor
                 storage.check_class(instance.uuid, flavor_module.of(instance))
+                storage.check_sizes(instance.uuid, flavor_module.of(instance))
                 self._emulator.path()
                 config.shim_files(instance)
             self._forget_suspended(instance)

@@ -80,7 +80,9 @@ class LiveMigrationLibvirtDriver(live_arrival_driver.LiveArrivalLibvirtDriver):
                     )
                 )
             self._settle_leaving(instance)
-            storage.check_complete(instance.uuid, flavor_module.of(instance))
+            wanted = flavor_module.of(instance)
+            storage.check_complete(instance.uuid, wanted)
+            storage.check_sizes(instance.uuid, wanted, noted=False)
             images = live_migration.leaving(instance.uuid)
         found = super().check_can_live_migrate_source(
             context, instance, dest_check_data, block_device_info

@@ -511,20 +511,13 @@ def check_evacuation(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
             ) from None
 
 
-def _sizes(wanted: flavor_module.PcowFlavor) -> dict[str, int]:
-    sizes = {storage.data_role(number): item.size for number, item in enumerate(wanted.data)}
-    if wanted.root_size is not None:
-        sizes[storage.ROOT] = wanted.root_size
-    return sizes
-
-
 def check_stays(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     """Find out what would keep the images of a server from getting the sizes of its new flavor
     where they are, while it still runs.
 
     :raises PcowError: no room, or the pool is not of the class that the flavor requires
     """
-    sizes, there = _sizes(wanted), storage.devices(uuid)
+    sizes, there = storage.sizes(wanted), storage.devices(uuid)
     for item in there:
         if wanted.has_ram:
             vm_ram.check_pool(item.pool)
@@ -550,7 +543,7 @@ def grow(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
 
     :raises PcowError:
     """
-    sizes = _sizes(wanted)
+    sizes = storage.sizes(wanted)
     for item in storage.devices(uuid):
         # The same size: also of one whose growth was interrupted.
         if item.role in sizes and sizes[item.role] >= device.window(item.path).size:

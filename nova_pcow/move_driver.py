@@ -5,11 +5,14 @@ they are off.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 from typing import Any
 
 from nova import exception as nova_exception
 from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
+from oslo_utils import excutils
 
 from nova_pcow import arrival
 from nova_pcow import config
@@ -19,11 +22,15 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import live_migration
 from nova_pcow import migration as migration_module
+from nova_pcow import notes
 from nova_pcow import ram
 from nova_pcow import resize_claims
 from nova_pcow import shared
 from nova_pcow import storage
+from pcow_driver.common import exception
 from pcow_driver.templates import template_cache
+
+LOG = logging.getLogger(__name__)
 
 
 class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
@@ -71,9 +78,9 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
         if not old.uses_pcow:
             return str(super().migrate_disk_and_power_off(*arguments))
         with errors.roll_back_resize():
-            stays = dest == self.get_host_ip_addr() or self._destination_sees_pool(
-                context, instance
-            )
+            is_here = dest == self.get_host_ip_addr()
+            stays = is_here or self._destination_sees_pool(context, instance)
+            storage.check_sizes(instance.uuid, old, new, noted=is_here)
             if stays:
                 migration_module.check_stays(instance.uuid, new)
                 pool = storage.find(instance.uuid)[0].pool  # a server lies in one
@@ -87,7 +94,9 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
         try:
             with errors.roll_back_resize():
                 disk_info = str(super().migrate_disk_and_power_off(*arguments))
-                return self._mark_or_send(instance, None if stays else dest, disk_info)
+                return self._mark_or_send(
+                    instance, None if stays else dest, disk_info, old, new, noted=is_here
+                )
         except nova_exception.InstanceFaultRollback:
             self._start_again(context, instance, network_info, block_device_info)
             raise
@@ -107,24 +116,45 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
         **later: Any,
     ) -> None:
         """``later``: Nova 34 and later give ``share_info`` as well."""
-        if flavor_module.is_pcow(instance):
-            with errors.fail_migration():
-                disk_info = self._finish_images(
-                    context, migration, instance, disk_info, allocations, block_device_info
-                )
-        super().finish_migration(
-            context,
-            migration,
-            instance,
-            disk_info,
-            network_info,
-            image_meta,
-            resize_instance,
-            allocations,
-            block_device_info,
-            power_on,
-            **later,
-        )
+        with self._noting_growth(instance):
+            if flavor_module.is_pcow(instance):
+                with errors.fail_migration():
+                    disk_info = self._finish_images(
+                        context, migration, instance, disk_info, allocations, block_device_info
+                    )
+            super().finish_migration(
+                context,
+                migration,
+                instance,
+                disk_info,
+                network_info,
+                image_meta,
+                resize_instance,
+                allocations,
+                block_device_info,
+                power_on,
+                **later,
+            )
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _noting_growth(instance: Any) -> Iterator[None]:
+        """Nova gives a server its old flavor again if this fails, and its images stay as they are
+        then.
+        """
+        try:
+            yield
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                if flavor_module.is_pcow(instance):
+                    try:
+                        old = flavor_module.parse(instance.old_flavor, instance.system_metadata)
+                        storage.note_growth(instance.uuid, old, flavor_module.of(instance))
+                    except exception.PcowError:
+                        LOG.exception(
+                            'The server will not start with what the resize has left',
+                            instance=instance,
+                        )
 
     def _finish_images(
         self,
@@ -149,6 +179,7 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
         # what is made below is only new
         old = flavor_module.parse(instance.old_flavor, instance.system_metadata)
         storage.check_complete(instance.uuid, old)
+        storage.check_sizes(instance.uuid, wanted, old)
         migration_module.grow(instance.uuid, wanted)
         # data devices that the old flavor had not
         self._create_images(context, instance, allocations, block_device_info)
@@ -202,6 +233,10 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
                     self._domain(instance),
                     is_here=instance.host == self._service_host,
                 )
+            if instance.host != self._service_host:
+                notes.forget(notes.GROWN, uuid=instance.uuid)
+            elif flavor_module.is_pcow(instance):
+                storage.forget_growth(instance.uuid, flavor_module.of(instance))
 
     def instance_on_disk(self, instance: Any) -> bool:
         """Asked by an evacuation: with False it would begin with empty images, so all or an error
@@ -213,6 +248,7 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
         with errors.refuse_evacuation():
             wanted = flavor_module.of(instance)
             migration_module.check_evacuation(instance.uuid, wanted)
+            storage.check_sizes(instance.uuid, wanted)
             config.shim_files(instance)
             if not wanted.root and not directory_is_there:
                 raise storage.ServerStorageError(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a host remembers of live migrations, so that a service that was killed meanwhile mistakes no
-image for another.
+image for another, and of resizes that have failed.
 
 A note is a file in ``[pcow] state_path``, durable before what it speaks of happens.
 """
@@ -21,6 +21,8 @@ LOG = logging.getLogger(__name__)
 ARRIVING = 'arriving'
 # the server may run on the host that it says, and what is here be old
 LEAVING = 'leaving'
+# a resize has made its devices larger, and failed; says how large (JSON)
+GROWN = 'grown'
 
 
 def path(kind: str, uuid: str) -> str:

@@ -18,6 +18,7 @@ from oslo_log import log as logging
 import oslo_messaging
 
 from nova_pcow import config
+from nova_pcow import flavor as flavor_module
 from nova_pcow import migration as migration_module
 from nova_pcow import ram
 from nova_pcow import shared
@@ -30,16 +31,27 @@ LOG = logging.getLogger(__name__)
 class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
     """See :mod:`nova_pcow.resize_driver`."""
 
-    def _mark_or_send(self, instance: Any, dest: str | None, disk_info: str) -> str:
+    def _mark_or_send(
+        self,
+        instance: Any,
+        dest: str | None,
+        disk_info: str,
+        *flavors: flavor_module.PcowFlavor,
+        noted: bool = False,
+    ) -> str:
         """What a resize does with the images when the server is off; Nova's list of disks with what
         was sent.
 
         :param dest: None: the images stay where they are
+        :param flavors: that of the server, and the one that it is to get
+        :param noted: as of :func:`storage.check_sizes`
         """
         directory = libvirt_utils.get_instance_path(instance)
         # super() renames it, and makes a new one only if it is shared
         is_shared = os.path.isdir(directory)
         try:
+            # its QEMU had the time until now to write another size
+            storage.check_sizes(instance.uuid, *flavors, noted=noted)
             ram.give_up(instance.uuid)  # of the old size, on the old host
             if dest is None:
                 migration_module.mark(instance.uuid, instance.migration_context.migration_id)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import json
 import os
 import re
 
@@ -422,13 +423,82 @@ def check_class(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
             )
 
 
+def sizes(wanted: flavor_module.PcowFlavor) -> dict[str, int]:
+    """Bytes of the data of its devices, by their roles."""
+    found = {data_role(number): item.size for number, item in enumerate(wanted.data)}
+    if wanted.root_size is not None:
+        found[ROOT] = wanted.root_size
+    return found
+
+
+def check_sizes(uuid: str, *flavors: flavor_module.PcowFlavor, noted: bool = True) -> None:
+    """Make sure that no device of a server is larger than what each of these flavors gives it: its
+    image is written to by its QEMU, and says what that likes. The RAM is another matter: one that
+    has not the size of the flavor is made anew (:func:`nova_pcow.ram.provide`).
+
+    :param flavors: of the server, and the one that it is to get
+    :param noted: or what a resize that has failed has left, which this host knows, and no other
+    :raises DeviceTooLarge:
+    """
+    allowed: dict[str, tuple[int, str]] = {}
+    for one in flavors:
+        for role, size in sizes(one).items():
+            allowed[role] = max(allowed.get(role, (0, '')), (size, f'the flavor {one.name}'))
+    for role, size in _grown(uuid).items() if noted else ():
+        if role in allowed:
+            allowed[role] = max(allowed[role], (size, 'a resize that has failed'))
+    for item in devices(uuid):
+        if item.role in allowed:
+            device.check_size(
+                item.path, *allowed[item.role], 'Resize the server to a flavor that gives as much'
+            )
+
+
+def _grown(uuid: str) -> dict[str, int]:
+    """Bytes of the devices of a server that a resize has enlarged, before it failed, by their
+    roles.
+    """
+    return dict(json.loads(notes.get(notes.GROWN, uuid) or '{}'))
+
+
+def note_growth(uuid: str, old: flavor_module.PcowFlavor, wanted: flavor_module.PcowFlavor) -> None:
+    """Remember which images are larger than the flavor that the server has again, after the resize
+    to another one has failed: there is nothing wrong with those.
+
+    :raises PcowError: they are refused from then on
+    """
+    grown, there = _grown(uuid), sizes(wanted)
+    for item in devices(uuid):
+        size = sizes(old).get(item.role)
+        if size is None or item.role not in there:
+            continue
+        try:
+            device.check_size(item.path, size, '', '')
+        except exception.DeviceTooLarge:
+            grown[item.role] = max(grown.get(item.role, 0), there[item.role])
+    if grown:
+        notes.put(notes.GROWN, uuid, json.dumps(grown))
+
+
+def forget_growth(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
+    """The server has a flavor for good, which may give all of what a resize that failed has left.
+
+    :raises StateInvalid:
+    """
+    given = sizes(wanted)
+    if all(size <= given.get(role, 0) for role, size in _grown(uuid).items()):
+        notes.forget(notes.GROWN, uuid=uuid)
+
+
 def check_startable(uuid: str, wanted: flavor_module.PcowFlavor) -> None:
     """Damage that a scrub has found is only told: whether it matters, the guest alone can tell.
 
     :raises ServerStorageError: as :func:`check_complete` and :func:`check_class`
+    :raises DeviceTooLarge: as :func:`check_sizes`
     """
     check_complete(uuid, wanted)
     check_class(uuid, wanted)
+    check_sizes(uuid, wanted)
     _warn_of_damage(uuid)
 
 
@@ -451,7 +521,7 @@ def _warn_of_damage(uuid: str) -> None:
 def nvdimms(uuid: str, wanted: flavor_module.PcowFlavor) -> list[libvirt_xml.Nvdimm]:
     """The devices of a server for its domain, the root first.
 
-    :raises ServerStorageError: as :func:`check_startable`
+    :raises PcowError: as :func:`check_startable`
     """
     check_startable(uuid, wanted)
     return [nvdimm(item.path, item.pool, item.alias) for item in devices(uuid)]

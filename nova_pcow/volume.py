@@ -23,6 +23,7 @@ from nova_pcow import flavor
 from nova_pcow import storage
 from pcow_driver.common import exception
 from pcow_driver.common import names
+from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from pcow_driver.virt import libvirt_xml
@@ -65,16 +66,15 @@ class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
 
     def connect_volume(self, connection_info: Any, instance: Any) -> None:
         """
-        :raises InvalidVolume: it does not lie in a pool of this host, or cannot be read
+        :raises InvalidVolume: it does not lie in a pool of this host, cannot be read, or is larger
+            than the volume
         """
         data = connection_info['data']
         data[_IS_DISK] = not flavor.has_memory(instance)
         profile = confinement.profile(self.host, instance)
-        path, volume_id = (
-            self._image(connection_info)[0],
-            block_device.get_volume_id(connection_info),
-        )
+        volume_id = block_device.get_volume_id(connection_info)
         with _invalid_volume():
+            path, _pool = self._image(connection_info)
             if data[_IS_DISK]:
                 disk.start(path, volume_id, profile)
             if profile is not None:
@@ -91,7 +91,7 @@ class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
         self, connection_info: Any, disk_info: Any
     ) -> config.MemoryDevice | disk.NbdDisk:
         """
-        :raises InvalidVolume: it does not lie in a pool of this host, or cannot be read
+        :raises InvalidVolume: as :meth:`connect_volume`
         """
         check_attach(connection_info)
         if connection_info['data'].get(_IS_DISK):
@@ -106,7 +106,12 @@ class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
 
     @staticmethod
     def _image(connection_info: Any) -> tuple[str, pool_module.Pool]:
-        path = str(connection_info['data'].get('device_path'))
+        """
+        :raises InvalidVolume: it does not lie in a pool of this host
+        :raises PcowError: it cannot be read, or is larger than Cinder said when it was attached
+        """
+        data = connection_info['data']
+        path = str(data.get('device_path'))
         pool = registry.PoolRegistry().find(os.path.dirname(path)) if os.path.isabs(path) else None
         if pool is None or not path.endswith(names.IMAGE_SUFFIX) or os.path.islink(path):
             raise nova_exception.InvalidVolume(
@@ -114,6 +119,13 @@ class PcowVolumeDriver(volume.LibvirtBaseVolumeDriver):
                     f'{path} is no image in a pool of this host: memory is where it is, so put the '
                     f'server on the volume\'s host'
                 )
+            )
+        if 'size' in data:  # of earlier versions there may be none
+            device.check_size(
+                path,
+                int(data['size']),
+                f'the volume {block_device.get_volume_id(connection_info)}',
+                'Detach the volume and extend it to as much',
             )
         return path, pool
 

@@ -123,6 +123,16 @@ class DeviceInvalid(PcowError):
     msg_fmt = '%(path)s is no device image: %(reason)s'
 
 
+class DeviceTooLarge(PcowError):
+    """More than its owner was given."""
+
+    msg_fmt = (
+        '%(path)s says that it holds %(size)s of data, and %(owner)s gives %(allowed)s: a QEMU '
+        'that was taken over can write that, and what was cut off or resized by hand can leave it. '
+        '%(way_out)s, or give up what is beyond: pcowctl image resize --shrink %(path)s %(end)s'
+    )
+
+
 class ExportFailed(PcowError):
     msg_fmt = 'the export in %(path)s: %(reason)s'
 

@@ -14,6 +14,8 @@ SERVER_PREFIX = 'server-'  # of the images that are disks of Nova's servers
 VOLUME_PREFIX = 'volume-'  # of those that are Cinder's volumes
 RAM_SUFFIX = '-ram'  # of the image that is a domain's RAM, after the domain's name
 SERVICE_PREFIXES = (SERVER_PREFIX, VOLUME_PREFIX)
+_UUID = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}'
+_OF_A_SERVICE = re.compile(rf'{SERVER_PREFIX}{_UUID}-.+|{VOLUME_PREFIX}{_UUID}')
 # of an image to which a VM migrates, until all of it is there; see migration/pcow/incoming.c
 ARRIVING_MARK = '.arriving'
 # see migration/pcow/carrier.c
@@ -29,6 +31,13 @@ SNAPSHOT_MARKS = (
 MAX_NAME_BYTES = 204
 _MAX_EXISTING_BYTES = 240  # of what earlier versions made
 MAX_SNAPSHOT_BYTES = 127  # PCOW_SNAPSHOT_NAME_SIZE without the NUL
+
+
+def is_of_service(name: str) -> bool:
+    """Whether an image is a disk of a server or a volume, of which no service makes a template: if
+    it says that it is one, who has broken out of its QEMU has written that.
+    """
+    return _OF_A_SERVICE.fullmatch(name) is not None
 
 
 def shortened(text: str, most: int) -> str:

@@ -17,6 +17,7 @@ MAX_VIRTUAL_SIZE = 16 * TIB
 
 _MAX_SIZE = (1 << 63) - 1
 _UNITS = 'kmgtpe'
+_NAMES = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
 _SIZE = re.compile(
     r'(?P<number>\d+)(?P<fraction>\.\d+)?( *(?P<unit>b|[kmgtpe](i?b)?))?', re.IGNORECASE | re.ASCII
 )
@@ -81,8 +82,17 @@ def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
+def format_exact(size: int) -> str:
+    """A size for people who compare it with another: in the largest unit of which it is a multiple,
+    ``1026 MiB``.
+    """
+    power = 0
+    while power + 1 < len(_NAMES) and size and size % (1 << 10 * (power + 1)) == 0:
+        power += 1
+    return f'{size >> 10 * power} {_NAMES[power]}'
+
+
 def format_size(size: int) -> str:
     """A size for people, at most one decimal: ``1.5 GiB``."""
-    names = ('B', 'KiB', 'MiB', 'GiB', 'TiB')
-    power = min(max(size.bit_length() - 1, 0) // 10, len(names) - 1)
-    return f'{size / (1 << 10 * power):.1f}'.removesuffix('.0') + ' ' + names[power]
+    power = min(max(size.bit_length() - 1, 0) // 10, len(_NAMES) - 1)
+    return f'{size / (1 << 10 * power):.1f}'.removesuffix('.0') + ' ' + _NAMES[power]

@@ -22,6 +22,7 @@ from pcow_driver.common.finding import MISSING
 from pcow_driver.common.finding import OK
 from pcow_driver.common.finding import Finding
 from pcow_driver.health import separation
+from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from pcow_driver.provision import diagnosis
 from pcow_driver.provision import host
@@ -317,8 +318,28 @@ def _check_pools() -> Iterator[Finding]:
             )
         else:
             yield Finding(check, OK, found)
+        yield from _check_images(pool)
         yield from diagnosis.check_pool(pool)
         yield from diagnosis.check_boot(pool)
+
+
+def _check_images(pool: pool_module.Pool) -> Iterator[Finding]:
+    try:
+        unreadable = [item.name for item in pool.listed() if item.summary is None]
+    except (exception.PcowError, OSError):
+        return  # another check says what is missing
+    if unreadable:
+        more = ', ...' if unreadable[5:] else ''
+        yield Finding(
+            f'images of pool {pool.name}',
+            ADVICE,
+            f'{len(unreadable)} cannot be read: {", ".join(unreadable[:5])}{more}',
+            (
+                'what they stood on is kept, and all of the pool where nobody knows that; they are '
+                "damaged, or a guest has broken out of its QEMU: 'pcowctl image check' says more, "
+                "'pcowctl image delete --force' deletes one"
+            ),
+        )
 
 
 def _check_libvirt() -> Iterator[Finding]:

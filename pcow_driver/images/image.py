@@ -152,8 +152,9 @@ def list_directory(
     which takes no lock.
 
     :param files: only those of these names; none: all
-    :param base_uuid: only those that stand on this image, and those that cannot be read
-    :param cache: file in which the program remembers what has not changed
+    :param base_uuid: only those that stand on this image, and those that cannot be read and may
+    :param cache: file in which the program remembers what has not changed, and beside which, what
+        images stood on
     """
     wanted = [] if base_uuid is None else ['--base-uuid', base_uuid]
     arguments = [*_cached(cache), *wanted, '--', os.path.abspath(directory), *files]

@@ -202,7 +202,7 @@ class Summary:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """Of the images of a directory that can be read and are not sealed."""
+    """Of the images of a directory that are not sealed, or were not when they could be read."""
 
     actual_size: int  # blocks that the pool holds for them
     may_grow: int  # most that their guests can add to that

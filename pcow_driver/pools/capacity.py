@@ -35,7 +35,9 @@ class ImageUsage:
 
 @dataclasses.dataclass(frozen=True)
 class PoolUsage:
-    """A pool at one moment; ``unreadable`` images are in none of the sums but ``account.fixed``."""
+    """A pool at one moment; ``unreadable`` images are in none of the sums but those of ``account``:
+    as they were when they could be read, or ``fixed``.
+    """
 
     name: str
     total: int  # of the file system

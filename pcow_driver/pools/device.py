@@ -162,6 +162,46 @@ def window(path: str, *, snapshot: str | None = None, force_share: bool = False)
     return _look(path, snapshot, force_share=force_share)[0]
 
 
+def check_size(
+    path: str, data_size: int, owner: str, way_out: str, *, snapshot: str | None = None
+) -> None:
+    """Make sure that an image has no more data than whoever it belongs to was given. Who has broken
+    out of the QEMU of a guest can write any size into its image; nothing that a guest can write to
+    is asked where the data begin.
+
+    :param data_size: in bytes
+    :param owner: what gives it that, for the message
+    :param way_out: what else than to cut it off can be done, for the message
+    :param snapshot: look at this snapshot rather than at the active layer
+    :raises ImageNotFound:
+    :raises DeviceTooLarge:
+    """
+    size = _virtual_size(image.info(path, force_share=True), snapshot)
+    if size <= info_block.OFFSET + data_size:
+        return
+    offset = _offset_below(path)
+    if size > offset + data_size:
+        raise exception.DeviceTooLarge(
+            path=path,
+            size=units.format_exact(size - offset),
+            owner=owner,
+            allowed=units.format_exact(data_size),
+            way_out=way_out,
+            end=offset + data_size,
+        )
+
+
+def _offset_below(path: str) -> int:
+    """Where the data of an image begin, by what it stands on alone."""
+    chain = image.chain(path, force_share=True)
+    bottom = chain[-1]
+    if len(chain) == 1 or _is_of_service(bottom.filename):
+        return info_block.OFFSET
+    at = chain[-2].base_snapshot
+    below = info_block.parse(_read_block(bottom.filename, at, force_share=True))
+    return info_block.OFFSET if below is None else min(below.data_offset, _most_offset(bottom, at))
+
+
 def check_movable(path: str) -> None:
     """Make sure that the image is a device under the name of a volume, too.
 
@@ -212,14 +252,13 @@ def _check_offset(path: str, snapshot: str | None, offset: int) -> None:
     """
     chain = image.chain(path, force_share=True)
     bottom = chain[-1]
-    name, at = os.path.basename(bottom.filename), snapshot
-    allowed = not name.lstrip('.').startswith(names.SERVICE_PREFIXES)
+    at = snapshot
+    allowed = not _is_of_service(bottom.filename)
     if len(chain) > 1:
         at = chain[-2].base_snapshot
         below = info_block.parse(_read_block(bottom.filename, at, force_share=True))
         allowed = allowed and below is not None and below.data_offset == offset
-    most = info_block.data_offset(_virtual_size(bottom, at), info_block.PageMap.PMEM)
-    if not allowed or offset % info_block.ALIGNMENT or offset > most:
+    if not allowed or offset % info_block.ALIGNMENT or offset > _most_offset(bottom, at):
         raise exception.DeviceInvalid(
             path=path,
             reason=(
@@ -228,6 +267,14 @@ def _check_offset(path: str, snapshot: str | None, offset: int) -> None:
                 'the device can write that block'
             ),
         )
+
+
+def _is_of_service(path: str) -> bool:
+    return os.path.basename(path).lstrip('.').startswith(names.SERVICE_PREFIXES)
+
+
+def _most_offset(info: model.ImageInfo, snapshot: str | None) -> int:
+    return info_block.data_offset(_virtual_size(info, snapshot), info_block.PageMap.PMEM)
 
 
 def write_info_block(path: str, size: int, offset: int | None = None) -> None:

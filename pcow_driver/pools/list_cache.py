@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where pcow-img remembers what it found out of the images of a pool, so that it looks only at
 those that have changed: a file for each pool and user, in ``lists`` under ``[pcow] state_path``.
+Another one beside it says what each image stood on, for the time when it cannot be read: a QEMU
+that was taken over writes to its own image, and to no such file.
 
-What is in it is compared with each image, and may be lost at any time. pcow-img takes nobody
+What is in them is compared with each image, and may be lost at any time. pcow-img takes nobody
 else's.
 """
 

@@ -194,7 +194,8 @@ class Pool:
         """All images and templates by name, also those that somebody has open; one program looks at
         all of them.
 
-        :param base_uuid: only those that stand on this image, and those that cannot be read
+        :param base_uuid: only those that stand on this image, and those that cannot be read and
+            stood on it when they could be, or may stand on it for all that is known
         """
         found = []
         listed = image.list_directory(
@@ -207,6 +208,17 @@ class Pool:
             elif os.path.lexists(path):  # else it was deleted meanwhile
                 found.append(ListedImage(name, path, None, value))
         return found
+
+    def remember(self, name: str) -> None:
+        """Have it known what a new image stands on, before a guest can make it unreadable. Of those
+        of other users this user knows it from his next :meth:`listed` on.
+        """
+        try:
+            image.list_directory(
+                self.path, name + names.IMAGE_SUFFIX, cache=list_cache.path(self.uuid)
+            )
+        except (exception.PcowError, OSError) as e:  # the image is there, and its maker goes on
+            LOG.warning('What %s stands on is not known yet: %s', name, e)
 
     def images(self) -> list[PoolImage]:
         """As :meth:`listed`, with all that there is to say of each; a program looks at each.
@@ -240,17 +252,21 @@ class Pool:
         :param known_only: leave out what cannot be read, rather than raise ImageHasChildren
         :param uuid: of the image, if the caller has looked at it
         :raises ImageNotFound:
-        :raises ImageHasChildren: another image cannot be read, so that nobody can tell whether it
-            stands on this one
+        :raises ImageHasChildren: another image cannot be read, and stood on this one when it could
+            be, or nobody knows what it stood on
         """
-        path = self.existing_path(name)
+        path, doubtful = self.existing_path(name), None
         with contextlib.suppress(exception.ToolFailed):
             items = self.listed(base_uuid=uuid or image.info(path, force_share=True).uuid)
-            if known_only or all(item.summary for item in items):
+            doubtful = frozenset(item.name for item in items if item.summary is None)
+            if known_only or not doubtful:
                 return [item.name for item in items if item.summary]
-        return self._children_beside_damage(name, path, known_only)
+        return self._children_beside_damage(name, path, known_only, doubtful)
 
-    def _children_beside_damage(self, name: str, path: str, known_only: bool) -> list[str]:
+    def _children_beside_damage(
+        self, name: str, path: str, known_only: bool, doubtful: frozenset[str] | None
+    ) -> list[str]:
+        """:param doubtful: what cannot be read and may stand on it; None: whatever cannot be"""
         items = {item.name: item for item in self.listed()}
         own = items.get(name)
         # with itself: what it stands on cannot stand on it, readable or not
@@ -258,7 +274,8 @@ class Pool:
         found = []
         for item in items.values():
             if item.summary is None:
-                if item.name not in below and not known_only:
+                may_stand = doubtful is None or item.name in doubtful
+                if may_stand and item.name not in below and not known_only:
                     raise exception.ImageHasChildren(
                         path=path,
                         reason=f'{item.error}: whether this image stands on it is unknown',
@@ -336,6 +353,7 @@ class Pool:
                 raise exception.SizeMissing(name=name)
             else:
                 image.create(path, size, cluster_size=cluster_size)
+        self.remember(name)
         state, reason = watermark.judge(self.capacity(), self.settings)
         if state is not watermark.State.OK:
             LOG.warning('Pool %s has %s', self.name, reason)
@@ -481,7 +499,7 @@ class Pool:
             try:
                 info = image.info(path)  # without force_share: fails while a writer has it
                 uuid = info.uuid
-                if info.sealed and sealed is False:
+                if info.sealed and sealed is False and not names.is_of_service(name):
                     raise exception.IsATemplate(path=path)
                 if sealed and not info.sealed:
                     raise exception.NotATemplate(path=path)

@@ -45,6 +45,7 @@ def building(pool: pool_module.Pool, name: str) -> Iterator[str]:
             # left by a build that was killed: whoever holds the lock owns the name
             protection.unlink(part)
             yield part
+        pool.remember(name)
 
 
 def reserve(pool: pool_module.Pool, name: str, *, thin: int = 0, fixed: int = 0) -> None:

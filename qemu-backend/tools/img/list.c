@@ -10,6 +10,7 @@
 
 #include "command.h"
 #include "json_output.h"
+#include "list_bases.h"
 #include "list_cache.h"
 #include "options.h"
 #include "report.h"
@@ -51,9 +52,11 @@ struct list {
     const char *base;                           /* UUID; NULL: whatever they stand on */
     bool json, total;
     struct list_cache cache;
+    struct list_bases bases;
     json_object *array;
     uint64_t images, sealed, unreadable;
-    uint64_t allocated, may_grow, may_grow_frozen; /* of those that are not sealed */
+    /* of those that are not sealed, and of the unreadable ones that were not */
+    uint64_t allocated, may_grow, may_grow_frozen;
 };
 
 static bool stands_on(const struct pcow_summary *summary, const char *base)
@@ -63,13 +66,21 @@ static bool stands_on(const struct pcow_summary *summary, const char *base)
     return summary->has_base && !strcmp(format_uuid(summary->base_uuid, uuid), base);
 }
 
-/* By the header alone.  One that cannot be read may stand on anything. */
-static bool may_stand_on(int directory, const char *name, const char *base)
+/*
+ * By the header alone. Of one that cannot be read counts what it stood on when it could be; if that
+ * is not known, it may stand on anything.
+ */
+static bool may_stand_on(int directory, const char *name, const char *base,
+                         const struct image_base *known)
 {
     struct pcow_summary summary;
     struct pcow_error error;
+    char uuid[UUID_TEXT_LENGTH];
 
-    return pcow_summarize(directory, name, true, &summary, &error) || stands_on(&summary, base);
+    if (!pcow_summarize(directory, name, true, &summary, &error)) {
+        return stands_on(&summary, base);
+    }
+    return !known || (known->has_base && !strcmp(format_uuid(known->uuid, uuid), base));
 }
 
 /* summary NULL: it cannot be read. */
@@ -109,11 +120,25 @@ static void put_text(const char *name, const struct pcow_summary *summary,
     putchar('\n');
 }
 
-static void add_to_total(struct list *list, const struct pcow_summary *summary)
+/* What was promised to its guest stays promised: it may be repaired, and it may be forged. */
+static void add_unreadable(struct list *list, const struct stat *st, const struct image_base *known)
+{
+    uint64_t allocated = (uint64_t)st->st_blocks * 512;
+
+    list->unreadable++;
+    if (known && !known->sealed) {
+        list->allocated += allocated;
+        list->may_grow += known->virtual_size > allocated ? known->virtual_size - allocated : 0;
+        list->may_grow_frozen += known->virtual_size;
+    }
+}
+
+static void add_to_total(struct list *list, const struct stat *st,
+                         const struct pcow_summary *summary, const struct image_base *known)
 {
     list->images++;
     if (!summary) {
-        list->unreadable++;
+        add_unreadable(list, st, known);
     } else if (summary->sealed) {
         list->sealed++;
     } else {
@@ -126,6 +151,9 @@ static void add_to_total(struct list *list, const struct pcow_summary *summary)
 static void list_one(struct list *list, const char *name, const struct stat *st)
 {
     const struct pcow_summary *summary = list_cache_find(&list->cache, st);
+    const struct image_base *known = NULL;
+    struct image_base born;
+    bool is_born = list_bases_born(&list->bases, list->directory, name, &born);
     struct pcow_summary found;
     struct pcow_error error = {0};
     int r = 0;
@@ -133,23 +161,29 @@ static void list_one(struct list *list, const char *name, const struct stat *st)
     if (!summary) {
         /* what is to be remembered is looked at as a whole */
         if (list->base && !list_cache_is_used(&list->cache)
-            && !may_stand_on(list->directory, name, list->base)) {
+            && !may_stand_on(list->directory, name, list->base, NULL)) {
             return;
         }
         r = pcow_summarize(list->directory, name, false, &found, &error);
         if (!r) {
             list_cache_add(&list->cache, &found);
             summary = &found;
-        } else if (list->base && !may_stand_on(list->directory, name, list->base)) {
-            return;
+        } else {
+            known = is_born ? list_bases_find(&list->bases, &born) : NULL;
+            if (list->base && !may_stand_on(list->directory, name, list->base, known)) {
+                return;
+            }
         }
+    }
+    if (summary && is_born) {
+        list_bases_add(&list->bases, &born, summary);
     }
     if (list->base && summary && !stands_on(summary, list->base)) {
         return;
     }
     if (list->total) {
         if (r != -ENOENT) {                     /* deleted meanwhile */
-            add_to_total(list, summary);
+            add_to_total(list, st, summary, known);
         }
     } else if (list->json) {
         put_json(list->array, name, st, summary, &error);
@@ -219,12 +253,14 @@ static int list_directory(struct list *list, const char *path, const char *cache
     list->directory = dirfd(entries);
     list->array = list->json && !list->total ? json_object_new_array() : NULL;
     list_cache_open(&list->cache, *names ? NULL : cache, list->directory);
+    list_bases_open(&list->bases, cache, list->directory);
     if (*names) {
         list_named(list, names);
     } else {
         failed = list_all(list, entries);
     }
     list_cache_close(&list->cache, !failed);
+    list_bases_close(&list->bases, !failed && !*names);
     closedir(entries);
     if (failed) {
         report("%s cannot be listed: %s", path, strerror(failed));
@@ -278,12 +314,14 @@ const struct command list_command = {
                  "[NAME...]",
     .summary = "Show the images (*.pcow) in a directory: sizes and bases",
     .help = "  --output human|json        default: human\n"
-            "  --base-uuid UUID           only those that stand on this image, and those that "
-            "cannot be read\n"
+            "  --base-uuid UUID           only those that stand on this image, or cannot be read "
+            "and may\n"
             "  --total                    only how many there are, and the sums\n"
             "  --cache FILE               remember there what is found, and look only at what has "
             "changed;\n"
-            "                             not where several hosts may share the directory\n"
+            "                             not where several hosts may share the directory; in "
+            "FILE" LIST_BASES ", what\n"
+            "                             images stand on, for when they cannot be read\n"
             "  NAME                       only these files of it\n"
             "No lock is taken and no base is opened; one that cannot be read is listed with the "
             "reason.\n",

@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "list_cache.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/magic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "list_file.h"
 
 #define SECOND_NS INT64_C(1000000000)
 /*
@@ -21,7 +19,6 @@
  */
 #define SETTLED_NS (2 * SECOND_NS)
 #define MAX_ENTRIES 1000000u
-#define NEW_NAME ".new"
 
 /* The number at the end is that of the layout of struct pcow_summary: raise it with that. */
 static const char magic[8] = {'p', 'c', 'o', 'w', 'l', 's', 't', '2'};
@@ -54,56 +51,6 @@ static uint64_t sum_of(const struct pcow_summary *entries, uint32_t count)
         sum ^= sum >> 32;
     }
     return sum;
-}
-
-/* Others, as NFS, keep what they were told of a file for a while; and its time is another's. */
-static bool has_one_kernel(int directory)
-{
-    struct statfs file_system;
-
-    if (fstatfs(directory, &file_system)) {
-        return false;
-    }
-    switch (file_system.f_type) {
-    case EXT4_SUPER_MAGIC:
-    case XFS_SUPER_MAGIC:
-    case TMPFS_MAGIC: return true;
-    default: return false;
-    }
-}
-
-static bool read_whole(int fd, void *buffer, size_t length)
-{
-    for (char *at = buffer; length;) {
-        ssize_t got = read(fd, at, length);
-
-        if (got <= 0) {
-            if (got < 0 && errno == EINTR) {
-                continue;
-            }
-            return false;
-        }
-        at += got;
-        length -= (size_t)got;
-    }
-    return true;
-}
-
-static bool write_whole(int fd, const void *buffer, size_t length)
-{
-    for (const char *at = buffer; length;) {
-        ssize_t put = write(fd, at, length);
-
-        if (put < 0) {
-            if (errno == EINTR) {
-                continue;
-            }
-            return false;
-        }
-        at += put;
-        length -= (size_t)put;
-    }
-    return true;
 }
 
 static bool read_boot_id(char id[BOOT_ID_SIZE])
@@ -172,9 +119,7 @@ static bool load(struct list_cache *cache, int fd)
     struct head head;
     struct stat st;
 
-    /* What somebody else says of images is not believed, whoever may write to the directory. */
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_uid != geteuid()
-        || st.st_mode & (S_IWGRP | S_IWOTH) || !read_whole(fd, &head, sizeof(head))
+    if (!list_file_is_ours(fd, &st) || !read_whole(fd, &head, sizeof(head))
         || memcmp(head.magic, magic, sizeof(magic))
         || memcmp(head.boot_id, cache->boot_id, BOOT_ID_SIZE)
         || head.entry_size != sizeof(*cache->entries) || head.device != cache->device
@@ -208,21 +153,6 @@ static void forget(struct list_cache *cache)
     cache->count = cache->known = cache->room = 0;
 }
 
-/*
- * The directory of a file: who may write to the one above puts no link in its place. The name of
- * the file is what is behind it.
- */
-static int open_place(const char *path, const char **name)
-{
-    const char *slash = strrchr(path, '/');
-    char *directory = slash ? strndup(path, (size_t)(slash - path) + (slash == path)) : strdup(".");
-    int place = directory ? open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW) : -1;
-
-    *name = slash ? slash + 1 : path;
-    free(directory);
-    return place;
-}
-
 void list_cache_open(struct list_cache *cache, const char *path, int directory)
 {
     struct timespec now;
@@ -231,13 +161,13 @@ void list_cache_open(struct list_cache *cache, const char *path, int directory)
 
     memset(cache, 0, sizeof(*cache));
     cache->place = -1;
-    if (!path || fstat(directory, &st) || !has_one_kernel(directory)) {
+    if (!path || fstat(directory, &st) || !list_file_can_be_kept(directory)) {
         return;
     }
     if (!read_boot_id(cache->boot_id)) {
         return;
     }
-    cache->place = open_place(path, &cache->name);
+    cache->place = list_file_place(path, &cache->name);
     if (cache->place < 0) {
         return;
     }
@@ -298,35 +228,6 @@ void list_cache_add(struct list_cache *cache, const struct pcow_summary *summary
     cache->added++;
 }
 
-/* To be replaced by rename(): -1 if somebody else just makes one, or this user may not. */
-static int open_new(int place, const char *name)
-{
-    struct stat st, named;
-    int fd;
-
-    /* Somebody else's, who may have it open still. */
-    if (!fstatat(place, name, &named, AT_SYMLINK_NOFOLLOW)
-        && (named.st_uid != geteuid() || !S_ISREG(named.st_mode))
-        && unlinkat(place, name, S_ISDIR(named.st_mode) ? AT_REMOVEDIR : 0)) {
-        return -1;
-    }
-    fd = openat(place, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW,
-                0600);
-    if (fd < 0) {
-        return -1;
-    }
-    /* It may have been renamed before the lock was ours. One that was killed left what is cut. */
-    if (flock(fd, LOCK_EX | LOCK_NB) || fstat(fd, &st)
-        || fstatat(place, name, &named, AT_SYMLINK_NOFOLLOW)
-        || st.st_dev != named.st_dev || st.st_ino != named.st_ino || !S_ISREG(st.st_mode)
-        || st.st_nlink != 1 || st.st_uid != geteuid() || fchmod(fd, 0600)
-        || ftruncate(fd, 0)) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-}
-
 static void save(const struct list_cache *cache)
 {
     struct head head = {
@@ -340,8 +241,8 @@ static void save(const struct list_cache *cache)
 
     memcpy(head.magic, magic, sizeof(magic));
     memcpy(head.boot_id, cache->boot_id, BOOT_ID_SIZE);
-    if (snprintf(name, sizeof(name), "%s" NEW_NAME, cache->name) >= (int)sizeof(name)
-        || (fd = open_new(cache->place, name)) < 0) {
+    if (snprintf(name, sizeof(name), "%s" LIST_FILE_NEW, cache->name) >= (int)sizeof(name)
+        || (fd = list_file_new(cache->place, name)) < 0) {
         return;
     }
     /* Not flushed: what a power cut leaves of it has another sum. */

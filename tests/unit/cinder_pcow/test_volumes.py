@@ -2,12 +2,16 @@
 """Volumes, snapshots and clones on real pools."""
 
 import os
+import socket
+from typing import Any
 
 from cinder import exception
+from cinder.tests.unit import fake_constants
 
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.pools import device
+from pcow_driver.pools import list_cache
 from pcow_driver.pools import registry
 from pcow_driver.snapshots import trash
 from tests.unit.cinder_pcow import base
@@ -55,6 +59,42 @@ class VolumesTest(base.PcowTestCase):
             error = self.assertRaises(exception.VolumeBackendAPIException, *call)
             self.assertIn('where pcow puts none', str(error))
         self.assertEqual(size, image.info(path).virtual_size)
+
+    def test_size_that_the_image_says(self) -> None:
+        """Who has broken out of the QEMU of its guest could write that."""
+        volume = self.volume(size=1)
+        path, own = self.path(volume), {'host': socket.gethostname()}
+        snapshot = self.snapshot(volume)
+        image.resize(path, 8 * GIB + (2 << 20))
+        larger = self.snapshot(volume)
+        pools = {item['pool_name']: item for item in self.driver.get_volume_stats(True)['pools']}
+        there = {'host': f'{base.HOST}#two', 'capabilities': pools['two']}
+        calls: list[tuple[Any, ...]] = [
+            (self.driver.initialize_connection, volume, {**own, 'mountpoint': '/dev/pmem1'}),
+            (self.driver.initialize_connection, volume, own),
+            (self.driver.initialize_connection_snapshot, larger, own),
+            (self.driver.extend_volume, volume, 2),
+            (self.driver.migrate_volume, self.context, volume, there),
+            (self.driver.retype, self.context, volume, volume.volume_type, {}, there),
+            (
+                self.driver.copy_volume_to_image,
+                self.context,
+                volume,
+                None,
+                {'id': fake_constants.IMAGE_ID, 'disk_format': 'raw', 'container_format': 'bare'},
+            ),
+        ]
+        for call in calls:
+            error = self.assertRaises(exception.VolumeBackendAPIException, *call)
+            self.assertIn(f'{path} says that it holds 8 GiB of data', str(error))
+            self.assertIn(f'the volume {volume.id} gives {2 if 2 in call else 1} GiB', str(error))
+        self.assertEqual([], self.files('two'))
+        self.addCleanup(self.driver.connections.end, snapshot)
+        self.driver.initialize_connection_snapshot(snapshot, own)
+        self.driver.extend_volume(volume, 8)  # what the message tells to do
+        volume.size = 8
+        connection = self.driver.initialize_connection(volume, {**own, 'mountpoint': '/dev/pmem1'})
+        self.assertEqual(8 * GIB, connection['data']['size'])
 
     def test_extend_within_the_limits_of_the_pool(self) -> None:
         volume = self.volume(size=1)
@@ -228,10 +268,21 @@ class DependentsTest(base.PcowTestCase):
         self.make_driver()
         self.assertEqual([], self.files())
 
+    def damage(self, volume: Any) -> None:
+        with open(self.path(volume), 'r+b') as f:
+            f.write(bytes(4096))
+
+    def test_damaged_neighbour_that_is_known(self) -> None:
+        """It stood on nothing when it was last seen whole."""
+        neighbour = self.volume()
+        self.damage(neighbour)
+        self.driver.delete_volume(self.child)
+        self.assertNotIn(f'{self.child.name}.pcow', self.files())
+
     def test_damaged_neighbour_keeps_what_may_be_needed(self) -> None:
         neighbour = self.volume()
-        with open(self.path(neighbour), 'r+b') as f:
-            f.write(bytes(4096))
+        self.damage(neighbour)
+        list_cache.forget(self.pools['one'].uuid)
         self.driver.delete_volume(self.child)
         self.assertIn(self.child.name, trash.deleted_images(self.pools['one']))
         self.assertTrue(self.info(self.child).sealed)

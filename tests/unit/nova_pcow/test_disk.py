@@ -22,6 +22,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import locks
 from pcow_driver.common import tool
 from pcow_driver.common import units
+from pcow_driver.images import image
 from pcow_driver.pools import device
 from tests.unit.nova_pcow import base
 
@@ -128,6 +129,22 @@ class DiskTest(base.ServersTestCase):
     def test_damaged(self) -> None:
         os.truncate(self.path, 4096)
         self.assertRaisesRegex(nova_exception.InvalidVolume, 'volume-', self.connected)
+
+    def test_larger_than_the_volume(self) -> None:
+        """As memory and as a disk: whose QEMU it was before could write that."""
+        self.connection['data']['size'] = 8 * units.MIB
+        self.connected()
+        self.driver.disconnect_volume(self.connection, _instance())
+        image.resize(self.path, 64 * units.MIB)
+        memory = _instance(**{'pcow:root': 'true'})
+        for call in (
+            self.connected,
+            lambda: self.driver.connect_volume(self.connection, memory),
+            lambda: self.driver.get_config(self.connection, _DISK),
+        ):
+            error = self.assertRaises(nova_exception.InvalidVolume, call)
+            self.assertIn(f'{self.path} says that it holds 62 MiB of data', str(error))
+            self.assertIn(f'the volume {ID} gives 8 MiB', str(error))
 
     def test_foreign_path(self) -> None:
         self.connection['data']['device_path'] = '/etc/passwd'

@@ -46,6 +46,17 @@ class UnitsTest(base.TestCase):
         self.assertEqual('1', self._parsed('0' * 10000 + '1'))
         self.assertEqual('1536', self._parsed('1.5' + '0' * 10000 + 'k'))
 
+    def test_format_exact(self) -> None:
+        for size, text in (
+            (0, '0 B'),
+            (1, '1 B'),
+            (1026 << 20, '1026 MiB'),
+            (1 << 30, '1 GiB'),
+            (3 << 41, '6 TiB'),
+            (1 << 52, '4096 TiB'),
+        ):
+            self.assertEqual(text, units.format_exact(size))
+
     def test_format_size(self) -> None:
         for size, text in (
             (0, '0 B'),

@@ -5,9 +5,13 @@ are real.
 
 import os
 from pathlib import Path
+import shutil
+import tempfile
 
 from pcow_driver.common import exception
 from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import list_cache
 from pcow_driver.pools import registry
 from pcow_driver.snapshots import trash
 from tests.unit.pcow_driver import base
@@ -18,7 +22,9 @@ class ChildrenTest(base.TestCase):
         super().setUp()
         programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
         self.configure(pcow_img=str(programs / 'pcow-img'), pcow_io=str(programs / 'pcow-io'))
-        self.pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        directory = tempfile.mkdtemp(prefix='pcow-test-', dir='/dev/shm')  # tells births
+        self.addCleanup(shutil.rmtree, directory)
+        self.pool = registry.PoolRegistry().create('p', directory)
         self.pool.create_image('parent', size=2 << 20)
         self.pool.create_image('fork', base='parent')
 
@@ -26,6 +32,15 @@ class ChildrenTest(base.TestCase):
         with open(self.pool.existing_path(name), 'r+b') as f:
             f.write(bytes(4096))
         self.assertRaises(exception.ToolFailed, image.info, self.pool.existing_path(name))
+
+    def forget(self) -> None:
+        """What images stood on is not known."""
+        Path(f'{list_cache.path(self.pool.uuid)}.bases').unlink()
+
+    def check_kept(self, name: str) -> None:
+        self.assertRaisesRegex(
+            exception.ImageHasChildren, 'is unknown', self.pool.delete_image, name
+        )
 
     def test_name_that_is_not_printable(self) -> None:
         """It is found by its inode, and counts under the name that it has."""
@@ -40,11 +55,129 @@ class ChildrenTest(base.TestCase):
             exception.ImageInUse, self.pool.delete_image, 'parent', force=True
         )
         self.assertIn('1 image(s) stand on it: fork', str(error))
+        self.forget()
         # the damaged one may stand on it
-        self.assertRaises(exception.ImageInUse, self.pool.delete_image, 'fork')
+        self.check_kept('fork')
         self.pool.delete_image('fork', force=True)
         self.pool.delete_image('parent', force=True)
         self.assertEqual(['another.pcow'], self.pool.entries())
+
+    def test_beside_an_image_that_was_damaged(self) -> None:
+        """It keeps what it stood on, and nobody else's."""
+        self.pool.create_image('other', size=2 << 20)
+        device.create(self.pool, 'volume-1', 2 << 20)
+        device.create_on(self.pool, 'volume-2', 'volume-1')
+        for name in ('fork', 'volume-2'):
+            self.damage(name)
+        self.pool.delete_image('other')
+        for name in ('parent', 'volume-1'):
+            self.check_kept(name)
+        self.assertTrue(trash.delete_image(self.pool, 'fork'))
+        self.pool.delete_image('parent')
+        self.assertFalse(trash.delete_image(self.pool, 'volume-1'))
+        self.assertTrue(trash.delete_image(self.pool, 'volume-2'))
+        trash.collect(self.pool)  # as the next start of the service does
+        self.assertEqual([], self.pool.entries())
+
+    def test_beside_an_image_whose_file_is_another_one(self) -> None:
+        """By the time of its birth: its number alone may come again."""
+        self.pool.create_image('other', size=2 << 20)
+        path = self.pool.existing_path('fork')
+        copy = f'{path}.copy'
+        shutil.copyfile(path, copy)
+        os.rename(copy, path)
+        self.damage('fork')
+        self.check_kept('other')
+
+    def test_what_is_known_follows(self) -> None:
+        """What an image stands on by now, also if it is open when that is seen."""
+        self.pool.create_image('other', size=2 << 20)
+        image.rebase(self.pool.existing_path('fork'), self.pool.existing_path('other'))
+        self.pool.listed()
+        self.damage('fork')
+        self.check_kept('other')
+        self.pool.delete_image('parent')
+
+    def test_open_image(self) -> None:
+        """One that runs all the time is known as well."""
+        program = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'), 'pcow-io')
+        self.pool.create_image('other', size=2 << 20)
+        self.forget()
+        with base.opened(self.pool.existing_path('fork'), program):
+            self.pool.listed()
+        self.damage('fork')
+        self.check_kept('parent')
+        self.pool.delete_image('other')
+
+    def test_damaged_notes(self) -> None:
+        """Of what they do not say, nothing is known."""
+        self.pool.create_image('other', size=2 << 20)
+        self.damage('fork')
+        notes = Path(f'{list_cache.path(self.pool.uuid)}.bases')
+        good = notes.read_bytes()
+        for bad in (
+            b'',
+            good[:4],
+            good[:-1],
+            good[:-112] + bytes(112),
+            bytes(8) + good[8:],
+            *(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(8, len(good))),
+        ):
+            notes.write_bytes(bad)
+            items = self.pool.listed(base_uuid=image.info(self.pool.existing_path('parent')).uuid)
+            self.assertEqual(['fork'], [item.name for item in items])
+        notes.write_bytes(good)
+        os.chown(notes, 65534, 65534)  # nobody else is believed
+        self.check_kept('other')
+        notes.unlink(missing_ok=True)
+        notes.write_bytes(good)
+        notes.chmod(0o666)
+        self.check_kept('other')
+
+    def test_notes_do_not_grow(self) -> None:
+        notes = Path(f'{list_cache.path(self.pool.uuid)}.bases')
+        self.pool.listed()
+        before = notes.stat()
+        self.pool.listed()
+        self.pool.account()
+        self.assertEqual(before.st_mtime_ns, notes.stat().st_mtime_ns)
+        for _ in range(100):
+            self.pool.create_image('other', size=2 << 20)
+            self.pool.delete_image('other')
+        self.assertLess(notes.stat().st_size, 8192)
+        self.damage('fork')
+        self.pool.create_image('other', size=2 << 20)
+        self.pool.delete_image('other')
+
+    def test_room_of_a_damaged_image(self) -> None:
+        """What was promised to its guest stays promised."""
+        self.pool.create_image('large', size=64 << 20)
+        before = self.pool.account()
+        self.damage('large')
+        after = self.pool.account()
+        self.assertGreaterEqual(after.provisioned, before.provisioned - (8 << 20))
+        self.assertLessEqual(after.provisioned, before.provisioned)
+
+    def test_service_image_that_says_it_is_a_template(self) -> None:
+        """No service makes one of it, so it has been written there."""
+        uuid = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+        server, volume = f'server-{uuid}-root', f'volume-{uuid}'
+        for name in (server, volume, 'server-2022', 'volume-large'):
+            self.pool.create_image(name, size=2 << 20)
+            image.seal(self.pool.existing_path(name))
+        self.pool.delete_image(server, force=True)
+        self.assertTrue(trash.delete_image(self.pool, volume))
+        for name in ('server-2022', 'volume-large'):
+            self.assertRaises(exception.IsATemplate, self.pool.delete_image, name, force=True)
+            self.pool.delete_template(name)
+
+    def test_volume_that_is_kept_for_its_children(self) -> None:
+        name = 'volume-0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+        self.pool.create_image(name, size=2 << 20)
+        self.pool.create_image('child', base=name)
+        self.assertFalse(trash.delete_image(self.pool, name))
+        self.assertTrue(image.info(self.pool.existing_path(name)).sealed)
+        self.assertRaises(exception.ImageHasChildren, self.pool.delete_image, name, force=True)
 
     def test_force_on_a_damaged_parent(self) -> None:
         self.damage('parent')

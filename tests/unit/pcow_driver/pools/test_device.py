@@ -176,6 +176,29 @@ class GuestWritesTest(base.TestCase):
         self.write(path, offset + 2 * MIB, 2 * MIB)
         self.check_refused('volume-1')
 
+    def test_more_than_it_was_given(self) -> None:
+        """Where the data begin is asked of what nobody writes to."""
+        self.make_template('t', info_block.PageMap.PMEM)
+        alone = device.create(self.pool, 'volume-1', GIB)
+        above = device.create_on(self.pool, 'volume-2', 't', data_size=GIB)
+        for path, offset in ((alone, info_block.OFFSET), (above, 3 * info_block.ALIGNMENT)):
+            device.check_size(path, GIB, 'o', 'W')
+            self.write(path, GIB, 2 * MIB)  # as if most of it lay in front of its data
+            image.snapshot_create(path, 's')
+            image.resize(path, offset + GIB + 2 * MIB)
+            device.check_size(path, GIB, 'o', 'W', snapshot='s')
+            device.check_size(path, GIB + 2 * MIB, 'o', 'W')
+            error = self.assertRaises(
+                exception.DeviceTooLarge, device.check_size, path, GIB, 'o', 'Way out'
+            )
+            self.assertEqual(
+                f'{path} says that it holds 1026 MiB of data, and o gives 1 GiB: a QEMU that was '
+                'taken over can write that, and what was cut off or resized by hand can leave it. '
+                'Way out, or give up what is beyond: pcowctl image resize --shrink '
+                f'{path} {offset + GIB}',
+                str(error),
+            )
+
     def test_copy_of_one_with_a_page_map(self) -> None:
         """It has its data where a volume has them, as nothing but the template could tell
         otherwise.

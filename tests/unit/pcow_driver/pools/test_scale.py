@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 import subprocess
 import time
+from typing import Any
 
 import fixtures
 
@@ -71,10 +72,10 @@ class ScaleTest(base.TestCase):
         runs = 0
         run = tool.run
 
-        def count(path: str, *args: str, ok_exit_codes: tuple[int, ...] = (0,)) -> str:
+        def count(path: str, *args: str, **options: Any) -> str:
             nonlocal runs
             runs += 1
-            return run(path, *args, ok_exit_codes=ok_exit_codes)
+            return run(path, *args, **options)
 
         with fixtures.MonkeyPatch('pcow_driver.common.tool.run', count):
             operation()
