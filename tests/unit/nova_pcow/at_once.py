@@ -157,7 +157,7 @@ class Libvirt(fixtures.Fixture):
         domain = 'nova.tests.fixtures.libvirt.Domain.'
         for name in (
             'VIR_DOMAIN_SNAPSHOT_CREATE_HALT',
-            'VIR_DOMAIN_SNAPSHOT_REVERT_RUNNING',
+            'VIR_DOMAIN_SNAPSHOT_REVERT_PAUSED',
             'VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY',
             'VIR_DOMAIN_XML_INACTIVE',
         ):

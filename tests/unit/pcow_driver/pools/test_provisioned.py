@@ -45,10 +45,18 @@ class ProvisionedTest(base.TestCase):
         )
         self.made = 0
 
-    def make_pool(self, name: str) -> pool_module.Pool:
+    def make_pool(self, name: str, *mkfs: str) -> pool_module.Pool:
+        """On tmpfs, or the file system that a program makes."""
         directory = self.directory / name
         directory.mkdir()
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=192m', 'none', directory], check=True)
+        mount: list[str | Path] = ['-t', 'tmpfs', '-o', 'size=192m', 'none']
+        if mkfs:
+            disk = self.directory / f'{name}.disk'
+            with disk.open('wb') as f:
+                f.truncate(400 * MIB)
+            subprocess.run([*mkfs, disk], check=True, capture_output=True)
+            mount = ['-o', 'loop', disk]
+        subprocess.run(['mount', *mount, directory], check=True)
         self.addCleanup(subprocess.run, ['umount', '-l', directory], check=True)
         registry.PoolRegistry().create(name, str(directory))
         return registry.PoolRegistry().set(name, overcommit=1.0)
@@ -204,6 +212,40 @@ class ProvisionedTest(base.TestCase):
             self.assertGreater(done, STEPS // 4)
             for item in pool.listed():
                 self.assertTrue(image.check(item.path).clean, f'seed {seed}: {item.path}')
+
+    def on_file_system(self, *mkfs: str) -> None:
+        """What it needs for the lists of blocks of its files, it takes from the same space."""
+        for seed in range(SEED, SEED + POOLS):
+            chance, refused = random.Random(seed), 0
+            pool = self.make_pool(f'p{seed}', *mkfs)
+            for number in range(2 * STEPS):
+                try:
+                    self.step(pool, chance)
+                except exception.NoRoom:
+                    refused += 1
+                except exception.ToolFailed as e:
+                    self.assertNotIn('space', str(e), f'seed {seed}, step {number}')
+            while True:  # to the last MiB that is promised
+                try:
+                    device.create(pool, self.new_name(), 4 * MIB)
+                except exception.NoRoom:
+                    break
+            self.scatter(pool, chance)
+            self.fill(pool, chance)
+
+    def scatter(self, pool: pool_module.Pool, chance: random.Random) -> None:
+        """Pages one by one, so that the file system has long lists of blocks."""
+        for item in pool.listed():
+            if item.summary and not item.summary.sealed:
+                pages = range(0, item.summary.virtual_size, 8192)
+                for offset in chance.sample(pages, min(len(pages), 100)):
+                    self.write(item.path, offset, 4096)
+
+    def test_ext4(self) -> None:
+        self.on_file_system('/sbin/mkfs.ext4', '-q', '-F', '-b', '4096')
+
+    def test_xfs(self) -> None:
+        self.on_file_system('/sbin/mkfs.xfs', '-q', '-f')
 
     def test_template_and_volumes(self) -> None:
         """P6: what a template holds is not provisioned to volumes."""

@@ -81,6 +81,7 @@ class LinksOfServicesTest(base.TestCase):
                 lambda: image.check(path, repair=True, accept_loss=True),
             ],
             'check_data': [lambda: image.check_data(path)],
+            'checksum': [lambda: image.checksum(path, 's')],
             'map_extents': [lambda: image.map_extents(path)],
             'snapshot_list': [lambda: image.snapshot_list(path)],
             'mark_arriving': [lambda: image.mark_arriving(path)],
