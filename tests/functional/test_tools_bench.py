@@ -194,6 +194,7 @@ class GuestBenchTest(BenchTestCase):
             [path for path in set(PLACE.iterdir()) - before if path.name.startswith('pcow-bench-')]
         )
 
+    @long.only_long
     def test_interrupted(self) -> None:
         before = set(PLACE.iterdir())
         process = subprocess.Popen(

@@ -215,7 +215,7 @@ class ProvisionedTest(base.TestCase):
 
     def on_file_system(self, *mkfs: str) -> None:
         """What it needs for the lists of blocks of its files, it takes from the same space."""
-        for seed in range(SEED, SEED + POOLS):
+        for seed in range(SEED, SEED + max(POOLS // 2, 1)):
             chance, refused = random.Random(seed), 0
             pool = self.make_pool(f'p{seed}', *mkfs)
             for number in range(2 * STEPS):
