@@ -79,7 +79,16 @@ _RANDOM_SECONDS = '45'
 _RANDOM_REGION = 'region3'
 RANDOM_POOL = Path('/fs/random')
 # What it prints at the end, in this order
-_RANDOM_FIGURES = ('rounds', 'steps', 'stores', 'refused', 'loads', 'in-handlers', 'calls')
+_RANDOM_FIGURES = (
+    'rounds',
+    'steps',
+    'stores',
+    'refused',
+    'loads',
+    'in-handlers',
+    'calls',
+    'checksums-mib',
+)
 _RAN = re.compile(r'^Ran (\d+) tests? in', re.MULTILINE)
 _PASSED = re.compile(r'\[  PASSED  \] (\d+) test')
 _NVDIMMS = Path('/sys/bus/nd/devices')
