@@ -45,6 +45,12 @@ class LiveMigrationDriverTest(two_hosts.TwoHostsTestCase):
         self._delete_server(self.server)
         self.assertEqual([], self.files('host2'))
 
+    def test_image_that_is_larger_than_the_flavor(self) -> None:
+        """Its QEMU can write that."""
+        image.resize(str(self.files('host1')[0]), 8 << 30)
+        self.check_stayed('error', 'says that it holds')
+        self.assertEqual([], self.files('host2'))
+
     def test_pool_that_is_full(self) -> None:
         self.outcome = 'pool is full'
         self.check_stayed('failed', 'its pool is full, make room and migrate again')

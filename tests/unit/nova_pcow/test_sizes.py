@@ -169,6 +169,7 @@ class ServerTest(test_resize.ResizeTestCase):
         self.forge(2 * units.GIB)
         self.resize('VERIFY_RESIZE')
         self.assertEqual(2 * units.GIB, device.window(str(self.root)).size)
+        storage.check_startable(self.server['id'], flavor.of(self.instance()))
 
     def test_size_that_comes_while_it_is_stopped(self) -> None:
         """The QEMU has until then to write it."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import grp
 import json
 import os
+from pathlib import Path
 import pwd
 import socket
 import struct
@@ -470,6 +471,20 @@ class RegionTest(DoctorTestCase):
         self.script('ndctl', '#!/bin/sh\necho broken >&2\nexit 1\n')
         (finding,) = diagnosis.check_regions()
         self.assertEqual((ADVICE, 'broken'), (finding.status, finding.found))
+
+
+class ImagesTest(DoctorTestCase):
+    def test_images_that_cannot_be_read(self) -> None:
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        self.configure(pcow_img=str(programs / 'pcow-img'))
+        pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        for name in ('whole', 'broken'):
+            pool.create_image(name, size=2 * _MIB)
+        self.assertEqual([], list(doctor._check_images(pool)))
+        with open(pool.existing_path('broken'), 'r+b') as file:
+            file.write(bytes(4096))
+        found = [item for item in doctor._check_pools() if item.check == 'images of pool p']
+        self.one(lambda: iter(found), ADVICE, '1 cannot be read: broken', 'image delete --force')
 
 
 class MappingTest(DoctorTestCase):
