@@ -69,7 +69,8 @@ class DeletionLibvirtDriver(resize_driver.ResizeLibvirtDriver):
         if not flavor_module.is_pcow(instance):
             return files_are_gone
         if images_are_gone:
-            notes.forget(notes.ARRIVING, notes.LEAVING, notes.GROWN, uuid=instance.uuid)
+            kinds = (notes.ARRIVING, notes.LEAVING, notes.GROWN, notes.RESIZING)
+            notes.forget(*kinds, uuid=instance.uuid)
         # what Nova notes by the answer is of servers that end
         return files_are_gone and images_are_gone and instance.task_state != task_states.MIGRATING
 

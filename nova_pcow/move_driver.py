@@ -220,6 +220,7 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
         if storage.find(instance.uuid):
             with errors.fail_migration():
                 migration_module.revert(instance.uuid, flavor_module.of(instance), migration.id)
+                notes.forget(notes.RESIZING, uuid=instance.uuid)
         super().finish_revert_migration(
             context, instance, network_info, migration, block_device_info, power_on, **later
         )
@@ -233,6 +234,7 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
                     self._domain(instance),
                     is_here=instance.host == self._service_host,
                 )
+            notes.forget(notes.RESIZING, uuid=instance.uuid)
             if instance.host != self._service_host:
                 notes.forget(notes.GROWN, uuid=instance.uuid)
             elif flavor_module.is_pcow(instance):

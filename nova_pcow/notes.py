@@ -23,6 +23,8 @@ ARRIVING = 'arriving'
 LEAVING = 'leaving'
 # a resize has made its devices larger, and failed; says how large (JSON)
 GROWN = 'grown'
+# its devices may have the sizes of a resize that waits for its end, on this host (JSON)
+RESIZING = 'resizing'
 
 
 def path(kind: str, uuid: str) -> str:

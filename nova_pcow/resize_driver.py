@@ -5,6 +5,7 @@ are undone.
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -20,6 +21,7 @@ import oslo_messaging
 from nova_pcow import config
 from nova_pcow import flavor as flavor_module
 from nova_pcow import migration as migration_module
+from nova_pcow import notes
 from nova_pcow import ram
 from nova_pcow import shared
 from nova_pcow import snapshot_driver
@@ -54,6 +56,8 @@ class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             storage.check_sizes(instance.uuid, *flavors, noted=noted)
             ram.give_up(instance.uuid)  # of the old size, on the old host
             if dest is None:
+                sizes = storage.sizes(flavors[-1])
+                notes.put(notes.RESIZING, instance.uuid, json.dumps(sizes))
                 migration_module.mark(instance.uuid, instance.migration_context.migration_id)
                 return disk_info
             return migration_module.pack(
@@ -61,6 +65,7 @@ class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 migration_module.send(instance.uuid, directory, None if is_shared else dest),
             )
         except Exception:
+            notes.forget(notes.RESIZING, uuid=instance.uuid)
             self._cleanup_remote_migration(
                 dest, directory, directory + '_resize', is_shared or dest is None
             )

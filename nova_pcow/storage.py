@@ -444,9 +444,10 @@ def check_sizes(uuid: str, *flavors: flavor_module.PcowFlavor, noted: bool = Tru
     for one in flavors:
         for role, size in sizes(one).items():
             allowed[role] = max(allowed.get(role, (0, '')), (size, f'the flavor {one.name}'))
-    for role, size in _grown(uuid).items() if noted else ():
-        if role in allowed:
-            allowed[role] = max(allowed[role], (size, 'a resize that has failed'))
+    for kind in (notes.GROWN, notes.RESIZING) if noted else ():
+        for role, size in _noted(kind, uuid).items():
+            if role in allowed:
+                allowed[role] = max(allowed[role], (size, 'a resize that has failed'))
     for item in devices(uuid):
         if item.role in allowed:
             device.check_size(
@@ -458,7 +459,11 @@ def _grown(uuid: str) -> dict[str, int]:
     """Bytes of the devices of a server that a resize has enlarged, before it failed, by their
     roles.
     """
-    return dict(json.loads(notes.get(notes.GROWN, uuid) or '{}'))
+    return _noted(notes.GROWN, uuid)
+
+
+def _noted(kind: str, uuid: str) -> dict[str, int]:
+    return dict(json.loads(notes.get(kind, uuid) or '{}'))
 
 
 def note_growth(uuid: str, old: flavor_module.PcowFlavor, wanted: flavor_module.PcowFlavor) -> None:
@@ -478,6 +483,7 @@ def note_growth(uuid: str, old: flavor_module.PcowFlavor, wanted: flavor_module.
             grown[item.role] = max(grown.get(item.role, 0), there[item.role])
     if grown:
         notes.put(notes.GROWN, uuid, json.dumps(grown))
+    notes.forget(notes.RESIZING, uuid=uuid)
 
 
 def forget_growth(uuid: str, wanted: flavor_module.PcowFlavor) -> None:

@@ -137,6 +137,7 @@ def pools_tree(directory: Path, parts: parts_module.Parts, binaries: Path, udev:
             'blkid',
             'wipefs',
             'dd',
+            'prlimit',
             'qemu-img',
             'ndctl',
             'mkfs.ext4',

@@ -171,6 +171,20 @@ class ServerTest(test_resize.ResizeTestCase):
         self.assertEqual(2 * units.GIB, device.window(str(self.root)).size)
         storage.check_startable(self.server['id'], flavor.of(self.instance()))
 
+    def test_revert_that_fails_before_the_images(self) -> None:
+        """Nova has given the old flavor back by then."""
+        self.resize('VERIFY_RESIZE')
+        failing = mock.patch.object(
+            self.computes['compute1'].driver,
+            'finish_revert_migration',
+            side_effect=nova_exception.InternalError('no network'),
+        )
+        with failing, contextlib.suppress(client.OpenStackApiException):
+            self.api.post_server_action(self.server['id'], {'revertResize': None})
+        self._wait_for_state_change(self.server, 'ERROR')
+        self.api.post_server_action(self.server['id'], {'reboot': {'type': 'HARD'}})
+        self._wait_for_state_change(self.server, 'ACTIVE')
+
     def test_size_that_comes_while_it_is_stopped(self) -> None:
         """The QEMU has until then to write it."""
         mark_or_send = self.computes['compute1'].driver._mark_or_send
