@@ -8,6 +8,8 @@
 #include "report.h"
 #include "unfinished.h"
 
+#define STORE_TRIES 3
+
 int session_open(struct session *session, struct pcow_error *error)
 {
     int r =
@@ -110,17 +112,28 @@ int session_read(struct session *session, uint64_t offset, void *buffer, size_t 
     return 0;
 }
 
-/* A store got SIGBUS, which gives no reason; asking for the same range in words does. */
-static int store_failed(struct session *session, uint64_t offset, uint64_t length,
-                        struct pcow_error *error)
+/*
+ * A store that gets SIGBUS has no reason; asking for the same range in words does. That may find
+ * space by then: the thread that works ahead takes some, and gives it back where there is little.
+ */
+static int store(struct session *session, uint64_t offset, const void *buffer, uint64_t length,
+                 struct pcow_error *error)
 {
-    int r = pcow_map_resolve(session->map, offset, length, true, error);
+    char *target = (char *)pcow_map_address(session->map) + offset;
 
-    return r ? r
-             : fail(error, -EIO,
-                    "%s: bus error while storing to offset %" PRIu64 " to %" PRIu64
-                    ": the medium failed, or the pool was full and has space again",
-                    session->path, offset, offset + length);
+    for (unsigned tries = 0; tries < STORE_TRIES; tries++) {
+        int r;
+
+        if (!guarded_copy(target, buffer, length))
+            return 0;
+        r = pcow_map_resolve(session->map, offset, length, true, error);
+        if (r)
+            return r;
+    }
+    return fail(error, -EIO,
+                "%s: bus error while storing to offset %" PRIu64 " to %" PRIu64
+                ": the medium failed, or the pool was full and has space again",
+                session->path, offset, offset + length);
 }
 
 int session_write(struct session *session, uint64_t offset, const void *buffer, size_t length,
@@ -135,10 +148,7 @@ int session_write(struct session *session, uint64_t offset, const void *buffer, 
     if (!session->map) {
         return fail(error, -EIO, "%s could not be mapped again; open it anew", session->path);
     }
-    if (guarded_copy((char *)pcow_map_address(session->map) + offset, buffer, length)) {
-        return store_failed(session, offset, length, error);
-    }
-    return 0;
+    return store(session, offset, buffer, length, error);
 }
 
 int session_zero(struct session *session, uint64_t offset, uint64_t length,
