@@ -12,6 +12,8 @@ from tests.functional.images import MIB
 
 # where the first data lies: behind the three slabs at the begin of the group
 DATA = 6 * MIB
+# and where the page bitmaps do
+BITMAPS = 1 * MIB
 
 
 class ChecksumTest(images.ImageTestCase):
@@ -125,6 +127,25 @@ class ChecksumTest(images.ImageTestCase):
         self.img('amend', '-f', 'pcow', '-o', 'mirror=on', 'old.pcow')
         self.img('seal', '-q', '--checksums', 'old.pcow')
         self.assertEqual(4 * MIB, self.img_json('check', '--data', 'old.pcow')['data-verified'])
+
+    def test_older_image_that_is_damaged(self):
+        """Its mirror would say from then on that it is whole."""
+        self.img('create', '-q', '-f', 'pcow', '-o', 'mirror=off', 'old.pcow', '64M')
+        self.run_program('pcow-io', '-c', 'write -P 5 0 4M', self.path('old.pcow'))
+        self.img('snapshot', '-c', 's1', 'old.pcow')
+        with self.path('old.pcow').open('r+b') as file:
+            file.seek(BITMAPS)
+            whole = file.read(4096)
+            file.seek(BITMAPS)
+            file.write(bytes(4096))
+        self.img_fails(
+            'amend', '-f', 'pcow', '-o', 'mirror=on', 'old.pcow', message='may have lost .* repair'
+        )
+        self.img_fails('seal', '--checksums', 'old.pcow', message='amend -o mirror=on')
+        with self.path('old.pcow').open('r+b') as file:
+            file.seek(BITMAPS)
+            file.write(whole)
+        self.img('amend', '-f', 'pcow', '-o', 'mirror=on', 'old.pcow')
 
     def test_rate(self):
         begun = time.monotonic()

@@ -86,6 +86,7 @@ static void begin(struct check *check, const struct check_request *request, bool
     free(check->lost_slots);
     free(check->slot_taken);
     free(check->overlay);
+    free(check->unproven);
     free(check->losses);
     *check = fresh;
 }
@@ -219,6 +220,7 @@ int check_file(const struct check_request *request)
     free(check->slot_taken);
     free(check->losses);
     free(check->overlay);
+    free(check->unproven);
     free(check);
     return ret;
 }

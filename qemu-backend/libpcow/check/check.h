@@ -101,6 +101,8 @@ struct check {
     uint64_t *overlay;                    /* their offsets, ascending */
     size_t overlays, overlay_capacity;
     unsigned checksums_damaged;           /* words of the page of checksums that is looked at */
+    /* pages of metadata, by mirror_bit(), that no checksum speaks for; NULL: none does for any */
+    uint64_t *unproven;
 };
 
 
@@ -173,11 +175,13 @@ int check_end_rescue(struct check *check);
 void check_corruption(struct check *check, bool repairable, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void check_leak(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/*
- * A leak, or data that nothing refers to any more. unflushed: where the file lies, each host crash
- * leaves that.
- */
-void check_doubtful(struct check *check, bool unflushed, const char *format, ...)
+/* A leak, or data that nothing refers to any more. */
+enum check_doubt {
+    DOUBT_NONE,                           /* a killed writer leaves that */
+    DOUBT_UNFLUSHED,                      /* where the file lies, each host crash does */
+    DOUBT_LOST,
+};
+void check_doubtful(struct check *check, enum check_doubt doubt, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void check_note(struct check *check, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void check_end_of_findings(struct check *check);
@@ -201,6 +205,13 @@ int check_set_header_word(struct check *check, size_t field, uint64_t value);
 /* ---- mirror.c -------------------------------------------------------------------------------- */
 
 int check_mirror(struct check *check);
+/*
+ * Is what the metadata at an offset says what its last writer knew of it? Not of a page that a
+ * writer which was killed had changed, of one of which no two copies agree, or without a mirror.
+ */
+bool check_is_proven(const struct check *check, uint64_t offset);
+/* Has the mirror of a page that is not proven anything, from before that was changed? */
+bool check_was_used(struct check *check, uint64_t offset);
 /* After check_length(). */
 int check_cut_mirror(struct check *check);
 

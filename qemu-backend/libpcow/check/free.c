@@ -45,6 +45,17 @@ static bool page_is_empty(const struct check *check, uint64_t slab)
     return next_known(check, first) >= first + OWNERS_PER_PAGE;
 }
 
+/* A writer that is killed leaves slabs in a page of the slab table that nothing was in before. */
+static enum check_doubt doubt_of(struct check *check, uint64_t slab)
+{
+    uint64_t offset = owner_offset(slab);
+
+    return check->file.heads >= MIRROR_HEADS
+                   && (check_is_proven(check, offset) || !check_was_used(check, offset))
+               ? DOUBT_NONE
+               : DOUBT_LOST;
+}
+
 /*
  * A slab with blocks that nobody owns. In a page of the slab table that is empty, though slabs of
  * it have blocks and valid pages, it may be that page that is lost: the pages of such a slab are
@@ -62,7 +73,7 @@ static int free_blocks(struct check *check, uint64_t slab)
     if (ret)
         return ret;
     if (check->loss_count > before)
-        check_doubtful(check, false,
+        check_doubtful(check, doubt_of(check, slab),
                        "file slab %llu has blocks, but no owner, and no more have the slabs beside "
                        "it: what an interrupted operation left, or a page of the slab table was "
                        "lost",

@@ -22,6 +22,7 @@ struct page {
     uint64_t word;                     /* its checksum, as it is stored */
     uint8_t content[PCOW_PAGE_SIZE], copy[PCOW_PAGE_SIZE];
     bool content_is_lost, copy_is_lost;    /* the medium cannot read them */
+    bool words_are_gone;               /* with all others of the group: that is one damage */
 };
 
 static uint64_t offset_of(const struct page *page)
@@ -136,6 +137,48 @@ static int restore_page(struct check *check, const struct page *page)
     return 0;
 }
 
+static void set_unproven(struct check *check, const struct page *page)
+{
+    uint64_t bit = page->group * METADATA_PAGES + page->number;
+
+    check->unproven[bit / 64] |= UINT64_C(1) << bit % 64;
+}
+
+bool check_is_proven(const struct check *check, uint64_t offset)
+{
+    uint64_t bit = mirror_bit(offset / PCOW_PAGE_SIZE);
+
+    return check->unproven && !(check->unproven[bit / 64] >> bit % 64 & 1);
+}
+
+bool check_was_used(struct check *check, uint64_t offset)
+{
+    uint64_t group = offset / GROUP_SIZE, at = offset % GROUP_SIZE;
+    uint8_t copy[PCOW_PAGE_SIZE];
+
+    return !file_read(&check->file, mirror_offset(group, (unsigned)(at / PCOW_PAGE_SIZE)), copy,
+                      sizeof copy)
+           && !is_empty(copy);
+}
+
+/* Page, copy and checksum: no two of them agree. */
+static int keep_as_it_is(struct check *check, const struct page *page)
+{
+    char held[400];
+    int ret = held_by_page(check, page->group, page->number, held, sizeof held);
+
+    if (ret)
+        return ret;
+    set_unproven(check, page);
+    check_corruption(check, true,
+                     "the %s at byte %llu and its mirror are both damaged, or its checksum and one "
+                     "of them: what it says is taken as it is%s%s",
+                     mirror_page_name(page->number), (unsigned long long)offset_of(page),
+                     *held ? ": it holds " : "", held);
+    ret = check_lose_unknown(check);
+    return ret ? ret : make_stale(check, page);
+}
+
 static int check_page(struct check *check, const struct page *page, bool unordered)
 {
     bool same = !page->content_is_lost && !page->copy_is_lost
@@ -148,39 +191,37 @@ static int check_page(struct check *check, const struct page *page, bool unorder
          copy_fits = !page->copy_is_lost
                      && (never ? is_empty(page->copy)
                                : page->word == word_of(check, page, page->copy));
-    char held[400];
-    int ret;
 
     if (page_fits && copy_fits)
         return 0;
-    if (checksum_is(page->word, CHECKSUM_STALE) || unordered)
+    if (checksum_is(page->word, CHECKSUM_STALE) || unordered) {
+        set_unproven(check, page);
         return page->content_is_lost ? 0 : make_stale(check, page);
+    }
     if (page_fits) {
+        if (never)
+            set_unproven(check, page);
         check_corruption(check, true, "the mirror of the %s at byte %llu is damaged",
                          mirror_page_name(page->number), (unsigned long long)offset_of(page));
         return make_stale(check, page);
     }
     if (copy_fits)
         return restore_page(check, page);
-    if (same || (!page->word && !page->content_is_lost)) {
+    /* With all words gone, a copy is of before a writer that was killed; an empty one is none. */
+    if (same
+        || (!page->word && !page->content_is_lost
+            && (page->words_are_gone || is_empty(page->copy)))) {
         check->checksums_damaged++;
         return make_stale(check, page);
     }
-    ret = held_by_page(check, page->group, page->number, held, sizeof held);
-    if (ret)
-        return ret;
-    check_corruption(check, true,
-                     "the %s at byte %llu and its mirror are both damaged, or its checksum and one "
-                     "of them: what it says is taken as it is%s%s",
-                     mirror_page_name(page->number), (unsigned long long)offset_of(page),
-                     *held ? ": it holds " : "", held);
-    return make_stale(check, page);
+    return keep_as_it_is(check, page);
 }
 
 static int check_pages(struct check *check, uint64_t group, const uint64_t *words,
                        bool unordered)
 {
     struct page *page = malloc(sizeof *page);
+    bool gone = is_empty(words);
     int ret = page ? 0 : error_set(check->error, -ENOMEM, "out of memory");
 
     for (unsigned number = 0, there = 0, copied = 0; number < METADATA_PAGES && !ret; number++) {
@@ -189,7 +230,12 @@ static int check_pages(struct check *check, uint64_t group, const uint64_t *word
         if (!metadata_page_counts(number)
             || (!words[number] && there > number && copied > number))
             continue;
-        *page = (struct page){.group = group, .number = number, .word = words[number]};
+        *page = (struct page){
+            .group = group,
+            .number = number,
+            .word = words[number],
+            .words_are_gone = gone,
+        };
         ret = read_page(check, offset_of(page), page->content, &page->content_is_lost);
         if (!ret)
             ret = read_page(check, mirror_offset(group, number), page->copy, &page->copy_is_lost);
@@ -247,7 +293,12 @@ static int check_group(struct check *check, uint64_t group)
 
 static int check_all(struct check *check)
 {
+    uint64_t groups = check->file.size / GROUP_SIZE + 1;
     int ret = 0;
+
+    check->unproven = calloc(groups, METADATA_PAGES / 8);
+    if (!check->unproven)
+        return error_set(check->error, -ENOMEM, "out of memory");
 
     for (uint64_t group = 0; !ret && mirror_offset(group, METADATA_PAGES) <= check->file.size;
          group++)

@@ -61,16 +61,13 @@ void check_leak(struct check *check, const char *format, ...)
     va_end(args);
 }
 
-void check_doubtful(struct check *check, bool unflushed, const char *format, ...)
+void check_doubtful(struct check *check, enum check_doubt doubt, const char *format, ...)
 {
     va_list args;
 
     check->result->leaks++;
-    /* A mirror would have told of a page that is lost, but for one that a writer was changing. */
-    if (check->file.heads < MIRROR_HEADS) {
-        check->result->leaks_doubtful++;
-        check->result->leaks_unflushed += unflushed;
-    }
+    check->result->leaks_doubtful += doubt != DOUBT_NONE;
+    check->result->leaks_unflushed += doubt == DOUBT_UNFLUSHED;
     if (check->repair)
         check->result->leaks_fixed++;
     va_start(args, format);

@@ -36,17 +36,28 @@ int check_dead_slabs(struct check *check)
 }
 
 /*
- * A slab whose bitmap names no page, and which holds something. A host crash in class page-cache
- * leaves that, where it may keep the owner word of a first store and lose the bitmap. Or the bitmap
- * is what was lost: in that class nothing tells which, as long as the layer is stored to; what a
- * snapshot or a template has was flushed. If the slab holds nothing, no matter: the next store
- * there uses it.
+ * What a slab is whose bitmap names no page, and which holds something. A writer that is killed in
+ * its first store there leaves that, in a page of bitmaps that has no checksum until the next one
+ * closes the image. So does a host crash in class page-cache, where it may keep the owner word of a
+ * first store and lose the bitmap. Or the bitmap is what was lost: that can be told as long as a
+ * mirror speaks for it, and of what is not stored to: a snapshot or a template was flushed.
  */
-static int check_empty_slab(struct check *check, struct check_slab *slab)
+static enum check_doubt doubt_of(const struct check *check, const struct check_slab *slab)
 {
     bool stored_to = slab->owner.layer == (uint32_t)word_value(check->header.active_layer)
                      && !(word_value(check->header.state) & HEADER_SEALED);
-    bool cached = stored_to && check->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE;
+
+    if (check_is_proven(check, bitmap_offset(slab->slab))
+        || (stored_to && check->file.heads >= MIRROR_HEADS))
+        return DOUBT_NONE;
+    return stored_to && check->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
+               ? DOUBT_UNFLUSHED
+               : DOUBT_LOST;
+}
+
+/* If it holds nothing, no matter: the next store there uses it. */
+static int check_empty_slab(struct check *check, struct check_slab *slab)
+{
     struct page_set pages;
     int ret = check_bitmap(check, slab->slab, &pages);
 
@@ -55,7 +66,7 @@ static int check_empty_slab(struct check *check, struct check_slab *slab)
     check_content(check, slab->slab, &pages);
     if (page_set_empty(&pages))
         return 0;
-    check_doubtful(check, cached,
+    check_doubtful(check, doubt_of(check, slab),
                    "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
                    "and its bitmap names none: what a host crash left of a first store that was "
                    "not flushed, or the bitmap was lost",

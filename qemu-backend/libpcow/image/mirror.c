@@ -415,6 +415,19 @@ struct verified {
     uint64_t there;                    /* offset of the next page that may hold anything */
 };
 
+/*
+ * Since the words were read: a writer changes the word of a page before it stores to the page. No
+ * word becomes valid meanwhile, as the tree is locked.
+ */
+static bool is_stored_to(const struct file *file, const struct verified *v, unsigned page)
+{
+    uint64_t word;
+
+    return !file_read(file, mirror_offset(v->group, CHECKSUMS_PAGE) + page * sizeof word, &word,
+                      sizeof word)
+           && word != v->words[page];
+}
+
 static int verify_page(struct file *file, struct verified *v, unsigned page,
                        struct pcow_error *error)
 {
@@ -443,7 +456,8 @@ static int verify_page(struct file *file, struct verified *v, unsigned page,
                                mirror_page_name(page), (unsigned long long)offset);
     if (checksum_encode(CHECKSUM_VALID, mirror_checksum(file, v->group, page,
                                                         v->there == offset ? content : zeros))
-        == word)
+            == word
+        || is_stored_to(file, v, page))
         return 0;
     return error_set(error, -EBADMSG,
                      "%s: its %s at byte %llu, or the checksum of that, is damaged; pcow-img check "
@@ -471,24 +485,33 @@ static int verify_group(struct file *file, struct verified *v, struct pcow_error
     return ret;
 }
 
-int mirror_verify(struct file *file, struct pcow_error *error)
+int mirror_verify_held(struct file *file, struct pcow_error *error)
 {
     struct verified *v;
-    int ret;
+    int ret = 0;
 
     if (file->heads == 1)
         return 0;
     v = malloc(sizeof *v);
     if (!v)
         return error_set(error, -ENOMEM, "out of memory");
+    for (v->group = 0; mirror_offset(v->group, METADATA_PAGES) <= file->size && !ret; v->group++)
+        ret = verify_group(file, v, error);
+    free(v);
+    return ret;
+}
+
+int mirror_verify(struct file *file, struct pcow_error *error)
+{
+    int ret;
+
+    if (file->heads == 1)
+        return 0;
     /* Who marks a snapshot has no other lock. */
     ret = lock_tree(file, false, error);
     if (!ret) {
-        for (v->group = 0; mirror_offset(v->group, METADATA_PAGES) <= file->size && !ret;
-             v->group++)
-            ret = verify_group(file, v, error);
+        ret = mirror_verify_held(file, error);
         unlock_tree(file);
     }
-    free(v);
     return ret;
 }

@@ -292,6 +292,7 @@ int pcow_unseal(const char *path, struct pcow_error *error);
  * Give an image that has none a mirror of its metadata, in place: what lies where it is to be is
  * moved, so the pool needs up to 4 MiB for each 32 GiB of file. An interrupted call leaves an image
  * that can be read, and for writing asks to be called again. Nothing happens to one that has it.
+ * What the metadata says counts as right from then on: check it before.
  */
 int pcow_add_mirror(const char *path, struct pcow_error *error);
 /*

@@ -65,8 +65,14 @@ static int load_header(struct pcow_image *image, struct pcow_error *error)
                : 0;
 }
 
-/* is_locked: nobody writes to it. */
-static int load_image(struct pcow_image *image, const char *snapshot, bool is_locked,
+/* What is known of an image while it is loaded. */
+enum held {
+    HELD_NOT,                          /* nothing can be said of what somebody may be changing */
+    HELD_IMAGE,                        /* nobody writes to it */
+    HELD_TREE,                         /* a writer marks what it changes */
+};
+
+static int load_image(struct pcow_image *image, const char *snapshot, enum held held,
                       struct pcow_error *error)
 {
     struct layer *layer;
@@ -74,9 +80,10 @@ static int load_image(struct pcow_image *image, const char *snapshot, bool is_lo
 
     if (!ret && mirror_attach(&image->file, &image->header))
         ret = error_set(error, -ENOMEM, "out of memory for the tables of %s", image->file.path);
-    /* Beside a writer nothing can be said. */
-    if (!ret && is_locked)
+    if (!ret && held == HELD_IMAGE)
         ret = mirror_verify(&image->file, error);
+    else if (!ret && held == HELD_TREE)
+        ret = mirror_verify_held(&image->file, error);
     if (!ret && (ret = datasum_attach(&image->file)))
         error_set_errno(error, ret, "%s: cannot read the checksums of its data",
                         image->file.path);
@@ -158,6 +165,9 @@ static int load(struct pcow_image *image, int directory, const char *name, const
     unsigned file_flags = (flags & PCOW_OPEN_WRITE ? FILE_WRITE : 0)
                           | (flags & PCOW_OPEN_FORCE_SHARE || of_snapshot ? FILE_FORCE_SHARE : 0)
                           | (directory == AT_FDCWD ? 0 : FILE_NO_FOLLOW);
+    enum held held = of_snapshot                     ? HELD_TREE
+                     : file_flags & FILE_FORCE_SHARE ? HELD_NOT
+                                                     : HELD_IMAGE;
     int ret;
 
     image->open_flags = flags;
@@ -173,8 +183,7 @@ static int load(struct pcow_image *image, int directory, const char *name, const
     if (ret)
         return ret;
     return flags & PCOW_OPEN_FORMAT_1 ? format1_load(image, error)
-                                      : load_image(image, snapshot,
-                                                   !(file_flags & FILE_FORCE_SHARE), error);
+                                      : load_image(image, snapshot, held, error);
 }
 
 static struct pcow_image *new_image(void)

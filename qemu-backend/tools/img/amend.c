@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "image.h"
+#include "losses.h"
 #include "options.h"
 #include "report.h"
 
@@ -40,10 +41,26 @@ static int apply_options(char *list, struct amend_request *request, struct pcow_
     return more;
 }
 
+/* What a mirror is made of counts as whole from then on. */
+static int add_mirror(const char *path, struct pcow_error *error)
+{
+    struct pcow_check_result result;
+    int r = pcow_check_losses(path, 0, NULL, NULL, NULL, &result, error);
+
+    if (!r && result.corruptions) {
+        r = fail(error, -EBADMSG,
+                 "%s is damaged, and with a mirror it would count as whole: see pcow-img check, "
+                 "and repair it before",
+                 path);
+    }
+    r = r ? r : losses_judge(path, &result, error);
+    return r ? r : pcow_add_mirror(path, error);
+}
+
 static int amend(const char *path, const struct amend_request *request, struct pcow_error *error)
 {
     pcow_image *image;
-    int r = request->mirror ? pcow_add_mirror(path, error) : 0;
+    int r = request->mirror ? add_mirror(path, error) : 0;
 
     if (r || !request->copy_on_read_given) {
         return r;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "losses.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -132,6 +133,32 @@ const char *losses_text(const struct pcow_check_result *result, char *text, size
         snprintf(text, size, "what %" PRIu64 " damaged parts of the metadata said", result->losses);
     }
     return text;
+}
+
+/*
+ * Something is lost: or a host crash has left what the guest had not flushed. Only the former is a
+ * reason to refuse an image, or nobody could copy one that is healthy but for the power that went.
+ */
+int losses_judge(const char *path, const struct pcow_check_result *result,
+                 struct pcow_error *error)
+{
+    char text[128];
+
+    if (!result->losses) {
+        return 0;
+    }
+    losses_text(result, text, sizeof(text));
+    if (!result->corruptions && result->leaks_doubtful == result->leaks_unflushed) {
+        report("warning: %s: %s may be lost, or were not flushed when the host crashed; see "
+               "pcow-img check",
+               path, text);
+        return 0;
+    }
+    return fail(error, -EBADMSG,
+                "%s may have lost %s, which would be read as if it had never been written; see "
+                "pcow-img check: repair it, put a whole copy in its place, or copy it as it is "
+                "with convert --accept-damage",
+                path, text);
 }
 
 void losses_put_json(json_object *object, const struct pcow_check_result *result,

@@ -39,34 +39,9 @@ static void close_image(struct source *source)
 }
 
 /*
- * Something is lost: or a host crash has left what the guest had not flushed. Only the former is a
- * reason to refuse an image, or nobody could copy one that is healthy but for the power that went.
- */
-static int judge(const char *path, const struct pcow_check_result *result,
-                 struct pcow_error *error)
-{
-    char text[128];
-
-    if (!result->losses) {
-        return 0;
-    }
-    losses_text(result, text, sizeof(text));
-    if (!result->corruptions && result->leaks_doubtful == result->leaks_unflushed) {
-        report("warning: %s: %s may be lost, or were not flushed when the host crashed; see "
-               "pcow-img check",
-               path, text);
-        return 0;
-    }
-    return fail(error, -EBADMSG,
-                "%s may have lost %s, which would be read as if it had never been written; see "
-                "pcow-img check: repair it, put a whole copy in its place, or copy it as it is "
-                "with convert --accept-damage",
-                path, text);
-}
-
-/*
  * An image without a mirror opens although its bitmaps or its slab table are lost: what they told
- * of would be read as the base's bytes or as zeros. Beside a writer nothing can be said of that.
+ * of would be read as the base's bytes or as zeros. So does one with a mirror, if its writer was
+ * killed: pages that it had changed have no checksum. Beside a writer nothing can be said of that.
  */
 static int look_for_losses(pcow_image *image, struct pcow_error *error)
 {
@@ -77,7 +52,7 @@ static int look_for_losses(pcow_image *image, struct pcow_error *error)
 
     for (; image && !r; image = pcow_base(image)) {
         pcow_get_info(image, &info);
-        if (info.mirror || info.format == 1) {
+        if (info.format == 1) {
             continue;
         }
         r = pcow_check_losses(pcow_path(image), 0, NULL, NULL, NULL, &result, &busy);
@@ -86,7 +61,7 @@ static int look_for_losses(pcow_image *image, struct pcow_error *error)
         } else if (r) {
             *error = busy;
         } else {
-            r = judge(pcow_path(image), &result, error);
+            r = losses_judge(pcow_path(image), &result, error);
         }
     }
     return r;
