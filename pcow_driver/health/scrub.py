@@ -29,8 +29,8 @@ def be_polite() -> None:
 
 
 def _check(item: pool_module.ListedImage, rate: int) -> scrubs.Result:
-    """Look at one image. Guests write to those that are not sealed: of these only what the
-    checksums say counts.
+    """Look at one image. Guests write to those that are not sealed: of these only what checksums
+    say counts, of data and of pages of metadata that nobody changes.
     """
     if item.summary is None:
         inode = os.stat(item.path).st_ino
@@ -44,7 +44,7 @@ def _compare(path: str, rate: int, *, sealed: bool) -> scrubs.Result:
         found = image.check_data(path, rate=rate, force_share=not sealed)
     except (exception.ToolFailed, exception.ToolOutputInvalid) as e:
         return scrubs.Result(inode, checked, problem=str(e))
-    if not found.data_checked and not sealed:
+    if not found.data_checked and not sealed and not found.corruptions_certain:
         return scrubs.Result(inode, checked, problem='it is in use, or its metadata is damaged')
     return scrubs.of_check(inode, checked, found, sealed=sealed)
 
@@ -108,7 +108,9 @@ def scrub(
 
 
 def _notify(pool: pool_module.Pool, known: scrubs.Scrub) -> None:
-    """Domains that run: whether the damaged range matters to its guest, nobody can tell but it."""
+    """Tell domains that run: whether the damaged range matters to its guest, nobody can tell but
+    it.
+    """
     notices.update(
         pool.path, {pool.image_path(name): known.images[name].findings for name in known.damaged()}
     )

@@ -277,6 +277,8 @@ class CheckResult:
     filename: str
     corruptions: int
     corruptions_fixed: int
+    # of them those that nobody's writing meanwhile looks like; with the image's lock: all
+    corruptions_certain: int
     leaks: int
     leaks_fixed: int
     leaks_doubtful: int  # of the leaks: what may hold data
@@ -325,6 +327,7 @@ class CheckResult:
             filename=data.string('filename'),
             corruptions=data.integer('corruptions', 0),
             corruptions_fixed=data.integer('corruptions-fixed', 0),
+            corruptions_certain=data.integer('corruptions-certain', 0),
             leaks=data.integer('leaks', 0),
             leaks_fixed=data.integer('leaks-fixed', 0),
             leaks_doubtful=data.integer('leaks-doubtful', 0),

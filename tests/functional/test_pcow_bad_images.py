@@ -336,6 +336,7 @@ class CheckTest(images.ImageTestCase):
                 'format': 'pcow',
                 'check-errors': 0,
                 'corruptions': 0,
+                'corruptions-certain': 0,
                 'corruptions-fixed': 0,
                 'leaks': 0,
                 'leaks-fixed': 0,

@@ -121,6 +121,7 @@ class BenchTest(images.ImageTestCase):
         )
         self.assertEqual({'rows', 'limits', 'machine', 'run'}, set(result))
         self.assertTrue(result['run']['quick'])
+        self.assertTrue(result['run']['mirror'])
         for row in result['rows']:
             self.check_row(row)
         for key, value in result['limits'].items():
@@ -154,7 +155,10 @@ class BenchTest(images.ImageTestCase):
     def test_the_stores_really_trap(self):
         rows = json.loads(
             self.bench(
-                '--quick', '--output=json', '--rows=first-touch-single,cow-4k,cow-64k,cow-2m'
+                '--quick',
+                '--no-mirror',
+                '--output=json',
+                '--rows=first-touch-single,cow-4k,cow-64k,cow-2m',
             ).stdout
         )['rows']
         copied = {row['name']: row['details']['pages_copied_per_store'] for row in rows}

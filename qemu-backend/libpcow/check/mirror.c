@@ -306,6 +306,32 @@ static int check_all(struct check *check)
     return ret;
 }
 
+/* The first page that is damaged, of those that nobody is changing. */
+static int look_beside_writer(struct check *check)
+{
+    struct pcow_error problem;
+    uint64_t damaged;
+    int ret = lock_tree(&check->file, false, &problem);
+
+    /* The tree is being changed, for long: nothing can be said. */
+    if (ret)
+        return 0;
+    ret = mirror_verify_held(&check->file, &damaged, &problem);
+    unlock_tree(&check->file);
+    if (ret != -EBADMSG) {
+        if (ret)
+            *check->error = problem;
+        return ret;
+    }
+    check->result->corruptions_certain++;
+    check_corruption(check, true, "the %s at byte %llu is damaged, or its checksum",
+                     damaged % GROUP_SIZE < PCOW_SLAB_SIZE
+                         ? mirror_page_name((unsigned)(damaged / PCOW_PAGE_SIZE % METADATA_PAGES))
+                         : "page of checksums of metadata",
+                     (unsigned long long)damaged);
+    return 0;
+}
+
 int check_mirror(struct check *check)
 {
     struct header header[2];
@@ -322,9 +348,8 @@ int check_mirror(struct check *check)
         return error_set(check->error, -ENOMEM, "out of memory");
     if (check->file.heads == 1)
         return 0;
-    /* Beside a writer nothing can be said, and of a file that was cut short the rest says more. */
     if (check->unlocked)
-        return 0;
+        return look_beside_writer(check);
     /* Who repairs has the tree already. */
     if (check->file.writable)
         return check_all(check);

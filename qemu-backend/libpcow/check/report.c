@@ -36,6 +36,7 @@ void check_corruption(struct check *check, bool repairable, const char *format, 
     va_list args;
 
     check->result->corruptions++;
+    check->result->corruptions_certain += !check->unlocked;
     if (check->repair && repairable)
         check->result->corruptions_fixed++;
     va_start(args, format);

@@ -413,6 +413,7 @@ struct verified {
     uint64_t words[METADATA_PAGES];
     bool unordered;                    /* a crash may have lost marks, or stored pages without */
     uint64_t there;                    /* offset of the next page that may hold anything */
+    uint64_t damaged;                  /* offset of the page that is, or of the one of checksums */
 };
 
 /*
@@ -459,6 +460,7 @@ static int verify_page(struct file *file, struct verified *v, unsigned page,
             == word
         || is_stored_to(file, v, page))
         return 0;
+    v->damaged = offset;
     return error_set(error, -EBADMSG,
                      "%s: its %s at byte %llu, or the checksum of that, is damaged; pcow-img check "
                      "tells what it held; copy the file, then pcow-img check -r all puts it right",
@@ -477,15 +479,17 @@ static int verify_group(struct file *file, struct verified *v, struct pcow_error
     for (unsigned page = 0; page < METADATA_PAGES && !ret; page++)
         if (metadata_page_counts(page))
             ret = verify_page(file, v, page, error);
-    if (!ret && v->group == 0 && !v->words[0])
+    if (!ret && v->group == 0 && !v->words[0]) {
+        v->damaged = mirror_offset(0, CHECKSUMS_PAGE);
         ret = error_set(error, -EBADMSG,
                         "%s: the checksums of its metadata are gone; copy the file, then pcow-img "
                         "check -r all makes them anew",
                         file->path);
+    }
     return ret;
 }
 
-int mirror_verify_held(struct file *file, struct pcow_error *error)
+int mirror_verify_held(struct file *file, uint64_t *damaged, struct pcow_error *error)
 {
     struct verified *v;
     int ret = 0;
@@ -497,6 +501,8 @@ int mirror_verify_held(struct file *file, struct pcow_error *error)
         return error_set(error, -ENOMEM, "out of memory");
     for (v->group = 0; mirror_offset(v->group, METADATA_PAGES) <= file->size && !ret; v->group++)
         ret = verify_group(file, v, error);
+    if (damaged && ret == -EBADMSG)
+        *damaged = v->damaged;
     free(v);
     return ret;
 }
@@ -510,7 +516,7 @@ int mirror_verify(struct file *file, struct pcow_error *error)
     /* Who marks a snapshot has no other lock. */
     ret = lock_tree(file, false, error);
     if (!ret) {
-        ret = mirror_verify_held(file, error);
+        ret = mirror_verify_held(file, NULL, error);
         unlock_tree(file);
     }
     return ret;

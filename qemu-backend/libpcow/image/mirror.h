@@ -99,9 +99,10 @@ static inline bool checksums_are_unordered(const uint64_t words[METADATA_PAGES])
 int mirror_verify(struct file *file, struct pcow_error *error);
 /*
  * The same with the tree locked by the caller, and perhaps beside a writer: pages that it changes
- * are left out, in class page-cache all those of a group that it has changed.
+ * are left out, in class page-cache all those of a group that it has changed. damaged, if not NULL:
+ * with -EBADMSG the offset of the page.
  */
-int mirror_verify_held(struct file *file, struct pcow_error *error);
+int mirror_verify_held(struct file *file, uint64_t *damaged, struct pcow_error *error);
 
 /* Of a page of metadata (4 KiB) of a group, with the image and the place in it. */
 uint32_t mirror_checksum(const struct file *file, uint64_t group, unsigned page,

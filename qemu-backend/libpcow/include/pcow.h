@@ -659,6 +659,8 @@ enum pcow_certainty {
 
 struct pcow_check_result {
     uint64_t corruptions, corruptions_fixed;
+    /* of them those that nobody's changes meanwhile look like: all, but for PCOW_CHECK_FORCE_SHARE */
+    uint64_t corruptions_certain;
     uint64_t leaks, leaks_fixed;               /* slabs */
     /* of them those that may hold data: what would tell may be lost, and has no mirror */
     uint64_t leaks_doubtful;

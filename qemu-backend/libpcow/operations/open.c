@@ -83,7 +83,7 @@ static int load_image(struct pcow_image *image, const char *snapshot, enum held 
     if (!ret && held == HELD_IMAGE)
         ret = mirror_verify(&image->file, error);
     else if (!ret && held == HELD_TREE)
-        ret = mirror_verify_held(&image->file, error);
+        ret = mirror_verify_held(&image->file, NULL, error);
     if (!ret && (ret = datasum_attach(&image->file)))
         error_set_errno(error, ret, "%s: cannot read the checksums of its data",
                         image->file.path);

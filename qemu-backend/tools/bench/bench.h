@@ -65,6 +65,7 @@ struct bench {
     uint64_t size;
     unsigned repeat;
     bool quick;
+    bool no_mirror;                            /* images have no mirror of their metadata */
     const char *const *wanted;                 /* NULL-terminated; NULL: all rows */
     enum pcow_persistence persistence;
     const char *minor_problem;                 /* why there is no engine minor; NULL: there is */

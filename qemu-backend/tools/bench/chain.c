@@ -65,6 +65,7 @@ static int build(struct chain_sides *sides, uint64_t unit, uint64_t *buffer,
         unsigned file = layers[layer].file;
         struct pcow_create_options options = {
             .virtual_size = bench->size,
+            .no_mirror = bench->no_mirror,
             .base = file ? bench_path(bench, files[file - 1], base) : NULL};
 
         bench_path(bench, files[file], path);

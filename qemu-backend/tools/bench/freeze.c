@@ -76,7 +76,8 @@ static void touch(uint8_t *memory, uint64_t size, struct series *touched)
 
 static int build(const struct freeze_row *f, struct pcow_error *error)
 {
-    struct pcow_create_options options = {.virtual_size = f->size};
+    struct pcow_create_options options = {.virtual_size = f->size,
+                                           .no_mirror = f->bench->no_mirror};
     uint64_t slabs = f->size / PCOW_SLAB_SIZE, seed = SEED;
     uint64_t *buffer = slab_buffer(), *order = calloc(slabs, sizeof(*order));
     pcow_image *image = NULL;

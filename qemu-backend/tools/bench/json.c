@@ -143,6 +143,7 @@ static json_object *run_object(const struct bench *bench)
     json_put_size(object, "size", bench->size);
     json_put_size(object, "repeat", bench->repeat);
     json_put_bool(object, "quick", bench->quick);
+    json_put_bool(object, "mirror", !bench->no_mirror);
     if (bench->minor_problem) {
         json_put_text(object, "engine_minor_skipped", bench->minor_problem);
     }

@@ -51,6 +51,8 @@ static int help(void)
          "      --rows NAME,...        only these rows\n"
          "      --size SIZE            working set of each side (default 512M, at least 16M)\n"
          "      --repeat NUMBER        repetitions of which the median is taken (default 7)\n"
+         "      --no-mirror            images without the mirror of their metadata: what that "
+         "costs\n"
          "      --quick                small and short: to see that it works, not for numbers\n"
          "      --soak SECONDS         measure nothing; use an image at random for so long and "
          "compare every byte\n"
@@ -132,7 +134,7 @@ static bool parse_size_of_set(const char *text, uint64_t *size)
 
 static int parse_options(int argc, char **argv, struct bench *bench, struct options *options)
 {
-    enum { OUTPUT = 256, JSON_FILE, POOL, ROWS, SIZE, REPEAT, QUICK, SOAK, THREADS, SEED };
+    enum { OUTPUT = 256, JSON_FILE, POOL, ROWS, SIZE, REPEAT, QUICK, NO_MIRROR, SOAK, THREADS, SEED };
     static const struct option names[] = {
         {"output", required_argument, NULL, OUTPUT},
         {"json-file", required_argument, NULL, JSON_FILE},
@@ -141,6 +143,7 @@ static int parse_options(int argc, char **argv, struct bench *bench, struct opti
         {"size", required_argument, NULL, SIZE},
         {"repeat", required_argument, NULL, REPEAT},
         {"quick", no_argument, NULL, QUICK},
+        {"no-mirror", no_argument, NULL, NO_MIRROR},
         {"soak", required_argument, NULL, SOAK},
         {"threads", required_argument, NULL, THREADS},
         {"seed", required_argument, NULL, SEED},
@@ -160,6 +163,7 @@ static int parse_options(int argc, char **argv, struct bench *bench, struct opti
         case SIZE: ok = parse_size_of_set(optarg, &bench->size); break;
         case REPEAT: ok = parse_unsigned("--repeat", optarg, MAX_REPEAT, &bench->repeat); break;
         case QUICK: bench->quick = true; break;
+        case NO_MIRROR: bench->no_mirror = true; break;
         case SOAK: ok = parse_unsigned("--soak", optarg, UINT32_MAX, &options->soak_seconds); break;
         case THREADS:
             ok = parse_unsigned("--threads", optarg, MAX_SOAK_THREADS, &options->threads);

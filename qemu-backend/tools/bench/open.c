@@ -69,7 +69,8 @@ static int write_slab(pcow_image *image, int fd, uint64_t slab, uint64_t *buffer
 
 static int build(struct open_row *o, struct pcow_error *error)
 {
-    struct pcow_create_options options = {.virtual_size = o->size};
+    struct pcow_create_options options = {.virtual_size = o->size,
+                                           .no_mirror = o->bench->no_mirror};
     uint64_t slabs = o->size / PCOW_SLAB_SIZE, seed = SEED, *order = calloc(slabs, sizeof(*order)),
              *buffer = slab_buffer();
     pcow_image *image = NULL;

@@ -90,7 +90,8 @@ static int punch_slab(pcow_image *image, int fd, uint64_t slab, struct pcow_erro
 
 static int build_base(struct scattered *s, struct pcow_error *error)
 {
-    struct pcow_create_options options = {.virtual_size = s->size};
+    struct pcow_create_options options = {.virtual_size = s->size,
+                                           .no_mirror = s->bench->no_mirror};
     uint64_t *buffer = slab_buffer();
     pcow_image *image = NULL;
     int fd = -1, r = buffer ? pcow_create(s->base_path, &options, error)

@@ -151,7 +151,7 @@ void raw_unmap(struct raw *raw)
 int side_create_base(const struct bench *bench, const char *name, uint64_t size,
                      struct pcow_error *error)
 {
-    struct pcow_create_options options = {.virtual_size = size};
+    struct pcow_create_options options = {.virtual_size = size, .no_mirror = bench->no_mirror};
     uint64_t *buffer = slab_buffer();
     pcow_image *image = NULL;
     char path[4096];
@@ -183,6 +183,7 @@ int side_open_prepared(const struct bench *bench, struct side *side, const char 
 {
     char path[4096], base_path[4096];
     struct pcow_create_options create = {.virtual_size = size, .cluster_size = cluster_size,
+                                         .no_mirror = bench->no_mirror,
                                          .base = base ? bench_path(bench, base, base_path) : NULL};
     /* Waiting would be for ever: what fills the pool is not going to be undone by us. */
     struct pcow_map_options options = {

@@ -273,6 +273,16 @@ static void store_page(pcow_image *image, uint64_t page)
     MUST(pcow_write(image, page * PAGE, content, PAGE, &error));
 }
 
+/* So does a check without a lock, and says that it is no mistake. */
+static bool is_clean_beside(void)
+{
+    struct pcow_check_result result;
+
+    findings.text[0] = 0;
+    MUST(pcow_check(IMAGE, PCOW_CHECK_FORCE_SHARE, add_finding, &findings, &result, &error));
+    return !result.corruptions_certain;
+}
+
 /* Of a page that it has not changed, damage is noticed by who opens a snapshot meanwhile. */
 static void test_snapshots_beside_a_writer(void **state)
 {
@@ -294,6 +304,7 @@ static void test_snapshots_beside_a_writer(void **state)
         assert_true(damage_in_place(page, RANDOM));
         opened = opens(IMAGE, name);
         assert_int_equal(opened, opens(scratch("fork.pcow"), NULL));
+        assert_int_equal(opened, is_clean_beside());
         noticed += !opened;
         overwrite((uint64_t)page * PAGE, page_of(page), PAGE);
         store_page(writer, 0);

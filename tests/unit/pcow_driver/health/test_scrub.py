@@ -23,6 +23,8 @@ from tests.unit.pcow_driver import base
 MIB = units.MIB
 # where the first data of an image lies: behind the three slabs at the begin of its group
 DATA = 6 * MIB
+# and where the page bitmaps do
+BITMAPS = 1 * MIB
 
 
 class ScrubTest(base.TestCase):
@@ -83,6 +85,15 @@ class ScrubTest(base.TestCase):
         usage = capacity.usage(self.pool)
         self.assertEqual((found.ended_seconds, ()), (usage.scrubbed, usage.damaged))
         self.assertGreater(usage.scrubbed, 1_600_000_000)
+
+    def test_metadata(self) -> None:
+        """Of an image that nobody has open. In class page-cache a writer takes all checksums."""
+        self._damage('plain', BITMAPS)
+        found = self._scrub()
+        self.assertEqual(['plain'], found.damaged())
+        self.assertIn('the page of bitmaps at byte', found.images['plain'].findings[0])
+        self._damage('plain', BITMAPS)
+        self.assertEqual([], self._scrub().damaged())
 
     def test_damage_is_refused(self) -> None:
         self._damage('a', DATA + 5000)
