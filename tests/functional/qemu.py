@@ -62,7 +62,9 @@ class Qemu:
             self._qtest = qmp.connect(self._sockets['qtest'], self.process)
             self._answers = self._qtest.makefile('rb')
             self._open += [self._answers, self._qtest]
-        except BaseException:
+        except BaseException as error:
+            self.process.kill()
+            error.add_note(f'QEMU: {self.process.stderr.read() if self.process.stderr else ""}')
             self.__exit__(None, None, None)
             raise
         return self

@@ -26,7 +26,7 @@ from tests.functional.qemu_random import network
 from tests.functional.qemu_random import storage
 from tests.functional.qemu_random import world
 
-SECONDS = float(os.environ.get('PCOW_RANDOM_SECONDS', '90'))
+SECONDS = float(os.environ.get('PCOW_RANDOM_SECONDS', '40'))
 STEPS = 120  # of one QEMU
 TRIES = 20
 # Why a snapshot may be refused, of a slow disk and of a busy machine
@@ -45,7 +45,7 @@ class State:
     screen: display.Screen
 
 
-class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
+class RandomWork(storage.StorageWork, network.NetworkWork, display.DisplayWork):
     def setUp(self) -> None:
         super().setUp()
         self.carrier = self.directory / 'carrier.qcow2'
@@ -249,7 +249,13 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
             size=world.SIZE,
             **{'pcow-full': image.policy},
         )
-        self.vm.qmp('device_add', driver='nvdimm', memdev=image.id, id=image.device)
+        self.vm.qmp(
+            'device_add',
+            driver='nvdimm',
+            memdev=image.id,
+            id=image.device,
+            **{world.VOLATILE: True},
+        )
         self.images.append(image)
 
     def do_fill(self) -> None:
@@ -402,8 +408,8 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
                 made = self.create(image.number)
                 self.images[image.number] = made
 
-    def test_random_work(self) -> None:
-        print(f'PCOW_TEST_SEED={self.seed}', flush=True)
+    def work(self) -> None:
+        print(f'{self.kind}: PCOW_TEST_SEED={self.seed}', flush=True)
         if self.absent:
             print(f'this QEMU was built without {sorted(self.absent)}')
         end = time.monotonic() + SECONDS
@@ -411,3 +417,26 @@ class RandomTest(storage.StorageWork, network.NetworkWork, display.DisplayWork):
             self.live(end)
             self.renew()
         print(dict(self.done))
+
+
+class RandomTest(RandomWork):
+    """In a pool without persistence."""
+
+    def test_random_work(self) -> None:
+        self.work()
+
+
+class Ext4Test(RandomWork):
+    """In a pool of class page-cache, as the next one."""
+
+    kind = 'ext4'
+
+    def test_random_work(self) -> None:
+        self.work()
+
+
+class XfsTest(RandomWork):
+    kind = 'xfs'
+
+    def test_random_work(self) -> None:
+        self.work()

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of every kind, of which some are slow and one has a bad sector."""
+"""Disks of every kind, of which some are slow, one has a bad sector, and one can hold no more."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+import contextlib
+import os
 from typing import Protocol
 
 from tests.functional import disks
@@ -17,6 +19,8 @@ from tests.functional.qtest_devices import usb_storage
 
 DISK_SIZE = images.MIB
 BAD_SECTOR = 1000  # of the first disk
+FULL = 1  # the disk that lies on a file system without space
+FULL_SECTOR = 1024  # its first one that has no place there
 BLOCK, SCSI, NVME, XHCI = 6, 7, 9, 13  # slots
 AHCI = 31 << 3 | 2
 NUMBERS = {'blk': 0, 'scsi': 1, 'nvme': 2, 'ahci': 3, 'usb': 4}  # of the disks
@@ -41,8 +45,15 @@ class StorageWork(world.World, abc.ABC):
         self.with_usb = self.built('qemu-xhci', 'usb-storage')
         self.disks = [model.Content(self.random.randbytes(DISK_SIZE)) for _ in NUMBERS]
         self.paths = [self.directory / f'disk{number}.raw' for number in NUMBERS.values()]
+        self.disks[FULL].store(512 * FULL_SECTOR, bytes(DISK_SIZE - 512 * FULL_SECTOR))
+        self.paths[FULL] = self.mount('full', 'tmpfs', 1) / 'disk.raw'
         for path, disk in zip(self.paths, self.disks, strict=True):
             path.write_bytes(disk.data)
+        os.truncate(self.paths[FULL], 512 * FULL_SECTOR)
+        os.truncate(self.paths[FULL], DISK_SIZE)
+        with contextlib.suppress(OSError), (self.paths[FULL].parent / 'rest').open('wb', 0) as file:
+            while True:
+                file.write(bytes(4096))
 
     def device_arguments(self) -> list[str]:
         choose = self.random.choice
@@ -67,7 +78,7 @@ class StorageWork(world.World, abc.ABC):
             '-device',
             f'virtio-scsi-pci,id=scsi,addr={SCSI}{thread}',
             '-device',
-            'scsi-hd,drive=d1,bus=scsi.0',
+            f'scsi-hd,drive=d{FULL},bus=scsi.0,werror=report',
             '-device',
             'ide-hd,drive=d3,bus=ide.0',
         ]
@@ -135,6 +146,11 @@ class StorageWork(world.World, abc.ABC):
             self.stored(image, offset, data, well, self.log[-1])
             return
         data = bytes(image.content.data[offset : offset + length])
+        if number == FULL and sector + length // 512 > FULL_SECTOR:
+            self.done['stores to a full disk'] += 1
+            if not status and any(data):
+                self.wrong(f'{self.log[-1]} has found space')
+            bad = True
         if status and not bad:  # also in a full pool: it loads
             self.wrong(f'{self.log[-1]} failed with {status}')
         if status:

@@ -23,9 +23,20 @@ from tests.functional import vm_state
 
 SIZE = 8 * images.MIB  # of an image, or of what is compared of RAM
 BEGIN = 24 * images.MIB  # of that in RAM: the queues of devices are below
-POOL_MIB = 256
+POOL_MIB = {'tmpfs': 256, 'ext4': 256, 'xfs': 320}  # the last makes none that is smaller
 SNAPSHOTS = 3  # of one image at the same time
+# what makes a file system of a kind, and how it is mounted
+MAKE = {
+    'tmpfs': (),
+    'ext4': ('mkfs.ext4', '-q', '-m', '0', '-E', 'lazy_itable_init=0'),
+    'xfs': ('mkfs.xfs', '-q', '-f'),
+}
+OPTIONS = {'tmpfs': ('size={mib}m',), 'ext4': (), 'xfs': ()}
 TICK_NS = 10_000_000  # that pass for the machine between two looks
+
+
+# of an NVDIMM: the class page-cache is no persistent memory, and this guest does not need any
+VOLATILE = 'pcow-volatile'
 
 
 class Vm(vm_state.Vm):
@@ -61,7 +72,12 @@ class Image:
         if self.is_ram:
             memory += f',size={self.begin + SIZE}'
             return '-object', memory, '-machine', f'memory-backend={self.id}'
-        return '-object', memory, '-device', f'nvdimm,memdev={self.id},id={self.device}'
+        return (
+            '-object',
+            memory,
+            '-device',
+            f'nvdimm,{VOLATILE}=on,memdev={self.id},id={self.device}',
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +103,7 @@ class World(backend.QemuTestCase):
     """Devices add to ``device_arguments``, ``set_up`` and ``compare_all``."""
 
     vm: Vm
+    kind = 'tmpfs'  # file system of the pool
 
     def setUp(self) -> None:
         super().setUp()
@@ -94,12 +111,7 @@ class World(backend.QemuTestCase):
         self.random = random.Random(self.seed)
         self.log: list[str] = []
         self.done: collections.Counter[str] = collections.Counter()
-        self.pool = self.directory / 'pool'
-        self.pool.mkdir()
-        subprocess.run(
-            ['mount', '-t', 'tmpfs', '-o', f'size={POOL_MIB}m', 'pcow-test', self.pool], check=True
-        )
-        self.addCleanup(lambda: subprocess.run(['umount', '-l', self.pool], check=True))
+        self.pool = self.mount('pool', self.kind, POOL_MIB[self.kind])
         self.base = self.random.randbytes(SIZE // 2) + bytes(SIZE // 2)
         for begin in (0, BEGIN):
             raw = self.directory / 'base.raw'
@@ -120,6 +132,21 @@ class World(backend.QemuTestCase):
         self.full = False
         self.addresses: dict[str, int] = {}
         self.images = [self.create(number) for number in range(2)]
+
+    def mount(self, name: str, kind: str, mib: int) -> Path:
+        """A file system of its own, which goes with the test."""
+        place, what, loop = self.directory / name, 'pcow-test', ()
+        place.mkdir()
+        if MAKE[kind]:
+            what = str(self.directory / f'{name}.{kind}')
+            with open(what, 'wb') as file:
+                file.truncate(mib * images.MIB)
+            subprocess.run([*MAKE[kind], what], check=True)
+            loop = ('loop',)
+        options = ','.join((*loop, *OPTIONS[kind])).format(mib=mib)
+        subprocess.run(['mount', '-t', kind, '-o', options, what, place], check=True)
+        self.addCleanup(lambda: subprocess.run(['umount', '-l', place], check=True))
+        return place
 
     def create(self, number: int) -> Image:
         """The first one is RAM now and then."""
