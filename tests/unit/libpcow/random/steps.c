@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* Nobody stores, as pcow.h asks for it. */
@@ -256,6 +257,26 @@ static void empty_pool(struct world *world)
     pool_empty(world, "filler");
 }
 
+/* Memory of the caller's lay over a page, as where an access was to end that could not be served. */
+static void restore(struct world *world)
+{
+    uint64_t offset = below(&world->seed, world->size / PAGE) * PAGE;
+    struct pcow_error error = {0};
+    int ret;
+
+    stop_guests(world);
+    if (mmap(world->memory + offset, PAGE, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0)
+        == MAP_FAILED)
+        wrong(world, "no memory over a page: %d", errno);
+    memset(world->memory + offset, 0xee, PAGE);
+    ret = pcow_map_restore(world->map, offset, PAGE, &error);
+    if (ret)
+        wrong(world, "restore: %d, %s", ret, error.message);
+    world_compare_slab(world, offset / PCOW_SLAB_SIZE);
+    go_on(world);
+}
+
 static void rest(struct world *world)
 {
     usleep((useconds_t)below(&world->seed, 20000));
@@ -279,6 +300,7 @@ static const struct {
     {"comparing a snapshot", compare_snapshot, 2},
     {"filling the pool", fill_pool, 7},
     {"emptying the pool", empty_pool, 4},
+    {"restoring a page", restore, 2},
     {"resting", rest, 3},
 };
 
