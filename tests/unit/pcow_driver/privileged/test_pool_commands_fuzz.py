@@ -228,4 +228,4 @@ class FuzzTest(base.TestCase):
         print(dict(self.done))
         for path in self.place.rglob('*'):
             if path.is_file() and not path.is_symlink():
-                self.assertNotIn(SECRET[:64], path.read_bytes(), path)
+                self.assertNotIn(SECRET[:64], path.read_bytes(), str(path))
