@@ -111,8 +111,10 @@ static int pass(struct check *check, const struct check_request *request, bool r
 static int open_file(struct check *check, const struct check_request *request, unsigned flags,
                      struct observer *observer)
 {
-    return file_open(&check->file, AT_FDCWD, request->path, request->path, flags, observer,
-                     request->error);
+    const char *name = request->held ? request->held : request->path;
+
+    return file_open(&check->file, AT_FDCWD, name, request->path,
+                     flags | (request->held ? FILE_FORCE_SHARE : 0), observer, request->error);
 }
 
 /* Find out, and change nothing. */
@@ -214,6 +216,8 @@ int check_file(const struct check_request *request)
     if (!check)
         return error_set(request->error, -ENOMEM, "out of memory");
     ret = check_or_repair(check, request);
+    if (request->gone)
+        *request->gone = check->gone;
     free(check->slabs);
     free(check->layers);
     free(check->lost_slots);

@@ -101,6 +101,8 @@ struct check {
     uint64_t *overlay;                    /* their offsets, ascending */
     size_t overlays, overlay_capacity;
     unsigned checksums_damaged;           /* words of the page of checksums that is looked at */
+    /* slabs of which the mirror still tells what they held, and the metadata does not */
+    uint64_t gone;
     /* pages of metadata, by mirror_bit(), that no checksum speaks for; NULL: none does for any */
     uint64_t *unproven;
 };
@@ -121,6 +123,9 @@ struct check_request {
     struct pcow_check_result *result;
     struct pcow_error *error;
     struct observer *observer;            /* of the repair, if it is one; NULL but in tests */
+    /* another name of the file, for who holds it already: no lock on the image is taken; or NULL */
+    const char *held;
+    uint64_t *gone;                       /* see struct check; or NULL */
 };
 
 /* check.c: pcow_check_losses() */
@@ -211,7 +216,9 @@ int check_mirror(struct check *check);
  */
 bool check_is_proven(const struct check *check, uint64_t offset);
 /* Has the mirror of a page that is not proven anything, from before that was changed? */
-bool check_was_used(struct check *check, uint64_t offset);
+bool check_was_used(const struct check *check, uint64_t offset);
+/* The same of pages of a slab, whose owner is still the same. */
+bool check_had_pages(const struct check *check, uint64_t slab);
 /* After check_length(). */
 int check_cut_mirror(struct check *check);
 

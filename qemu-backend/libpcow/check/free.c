@@ -46,12 +46,9 @@ static bool page_is_empty(const struct check *check, uint64_t slab)
 }
 
 /* A writer that is killed leaves slabs in a page of the slab table that nothing was in before. */
-static enum check_doubt doubt_of(struct check *check, uint64_t slab)
+static enum check_doubt doubt_of(const struct check *check, uint64_t slab)
 {
-    uint64_t offset = owner_offset(slab);
-
-    return check->file.heads >= MIRROR_HEADS
-                   && (check_is_proven(check, offset) || !check_was_used(check, offset))
+    return check->file.heads >= MIRROR_HEADS && !check_was_used(check, owner_offset(slab))
                ? DOUBT_NONE
                : DOUBT_LOST;
 }
@@ -72,14 +69,17 @@ static int free_blocks(struct check *check, uint64_t slab)
         ret = check_lose_slab(check, slab, nobody);
     if (ret)
         return ret;
-    if (check->loss_count > before)
+    if (check->loss_count > before) {
+        check->gone += check->file.heads >= MIRROR_HEADS
+                       && check_was_used(check, owner_offset(slab));
         check_doubtful(check, doubt_of(check, slab),
                        "file slab %llu has blocks, but no owner, and no more have the slabs beside "
                        "it: what an interrupted operation left, or a page of the slab table was "
                        "lost",
                        (unsigned long long)slab);
-    else
+    } else {
         check_leak(check, "file slab %llu has blocks, but no owner", (unsigned long long)slab);
+    }
     return check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);
 }
 

@@ -151,13 +151,30 @@ bool check_is_proven(const struct check *check, uint64_t offset)
     return check->unproven && !(check->unproven[bit / 64] >> bit % 64 & 1);
 }
 
-bool check_was_used(struct check *check, uint64_t offset)
+/* What the mirror has of metadata at an offset. */
+static bool read_copy(const struct check *check, uint64_t offset, void *copy, size_t length)
 {
-    uint64_t group = offset / GROUP_SIZE, at = offset % GROUP_SIZE;
+    return file_read(&check->file, offset + PCOW_SLAB_SIZE, copy, length) == 0;
+}
+
+bool check_had_pages(const struct check *check, uint64_t slab)
+{
+    struct page_set pages;
+    uint64_t owner, was;
+
+    return !check_is_proven(check, bitmap_offset(slab))
+           && read_copy(check, bitmap_offset(slab), &pages, sizeof pages)
+           && !page_set_empty(&pages)
+           && read_copy(check, owner_offset(slab), &was, sizeof was)
+           && !file_read(&check->file, owner_offset(slab), &owner, sizeof owner) && owner == was;
+}
+
+bool check_was_used(const struct check *check, uint64_t offset)
+{
     uint8_t copy[PCOW_PAGE_SIZE];
 
-    return !file_read(&check->file, mirror_offset(group, (unsigned)(at / PCOW_PAGE_SIZE)), copy,
-                      sizeof copy)
+    return !check_is_proven(check, offset)
+           && read_copy(check, offset & ~(PCOW_PAGE_SIZE - 1), copy, sizeof copy)
            && !is_empty(copy);
 }
 

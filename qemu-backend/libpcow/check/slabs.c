@@ -37,22 +37,21 @@ int check_dead_slabs(struct check *check)
 
 /*
  * What a slab is whose bitmap names no page, and which holds something. A writer that is killed in
- * its first store there leaves that, in a page of bitmaps that has no checksum until the next one
- * closes the image. So does a host crash in class page-cache, where it may keep the owner word of a
- * first store and lose the bitmap. Or the bitmap is what was lost: that can be told as long as a
- * mirror speaks for it, and of what is not stored to: a snapshot or a template was flushed.
+ * its first store there leaves that, in the active layer. So does a host crash in class page-cache,
+ * where it may keep the owner word of a first store and lose the bitmap. Or the bitmap is what was
+ * lost: of a snapshot or a template, which were flushed, and where the mirror has more.
  */
 static enum check_doubt doubt_of(const struct check *check, const struct check_slab *slab)
 {
     bool stored_to = slab->owner.layer == (uint32_t)word_value(check->header.active_layer)
                      && !(word_value(check->header.state) & HEADER_SEALED);
 
-    if (check_is_proven(check, bitmap_offset(slab->slab))
-        || (stored_to && check->file.heads >= MIRROR_HEADS))
+    if (!stored_to || check_had_pages(check, slab->slab))
+        return DOUBT_LOST;
+    if (check->file.heads >= MIRROR_HEADS)
         return DOUBT_NONE;
-    return stored_to && check->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
-               ? DOUBT_UNFLUSHED
-               : DOUBT_LOST;
+    return check->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? DOUBT_UNFLUSHED
+                                                                          : DOUBT_LOST;
 }
 
 /* If it holds nothing, no matter: the next store there uses it. */
@@ -66,6 +65,7 @@ static int check_empty_slab(struct check *check, struct check_slab *slab)
     check_content(check, slab->slab, &pages);
     if (page_set_empty(&pages))
         return 0;
+    check->gone += check->file.heads >= MIRROR_HEADS && check_had_pages(check, slab->slab);
     check_doubtful(check, doubt_of(check, slab),
                    "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
                    "and its bitmap names none: what a host crash left of a first store that was "

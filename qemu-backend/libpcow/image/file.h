@@ -70,6 +70,9 @@ enum file_open_flags {
 
 #define MAX_REPLACED 100               /* times that a file may be replaced while it is opened */
 
+/* Has somebody else a writer's lock, or can that not be asked? */
+bool file_has_writer(const struct file *file);
+
 /*
  * Open an existing regular file, relative to directory (AT_FDCWD). -EBUSY: locked by somebody else.
  * observer: NULL but in tests.

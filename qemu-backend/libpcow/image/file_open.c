@@ -40,6 +40,18 @@ static int take_lock(const struct file *file, struct pcow_error *error)
     return error_set_errno(error, -errno, "cannot lock %s", file->path);
 }
 
+bool file_has_writer(const struct file *file)
+{
+    struct flock lock = {
+        .l_type = F_RDLCK,
+        .l_whence = SEEK_SET,
+        .l_start = LOCK_OFFSET,
+        .l_len = 1,
+    };
+
+    return fcntl(file->fd, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
+}
+
 /* The same bytes once more, by a system call, which sets the time as well. */
 static bool write_again(int fd)
 {

@@ -338,6 +338,20 @@ static void forget_marks(struct file *file)
     memset(file->marked_groups, 0, sizeof file->marked_groups);
 }
 
+bool mirror_is_settled(const struct file *file, uint64_t offset)
+{
+    uint64_t words[METADATA_PAGES];
+
+    if (file->heads == 1
+        || file_read(file, mirror_offset(offset / GROUP_SIZE, CHECKSUMS_PAGE), words, sizeof words)
+        || checksums_are_unordered(words))
+        return false;
+    for (unsigned page = 0; page < METADATA_PAGES; page++)
+        if (metadata_page_counts(page) && checksum_is(words[page], CHECKSUM_STALE))
+            return false;
+    return true;
+}
+
 int mirror_sync_alone(struct file *file, const struct mirror_known *known)
 {
     struct copies copies = {0};
@@ -352,7 +366,7 @@ int mirror_sync_alone(struct file *file, const struct mirror_known *known)
     return ret;
 }
 
-static bool is_marked(const struct file *file)
+bool mirror_has_marked(const struct file *file)
 {
     for (unsigned w = 0; file->marked && w < MAX_GROUPS / 64; w++)
         if (file->marked_groups[w])
@@ -364,7 +378,7 @@ int mirror_sync(struct file *file, const struct mirror_known *known)
 {
     int ret;
 
-    if (!is_marked(file))
+    if (!mirror_has_marked(file))
         return 0;
     /* All that the guest has left to write: nobody has to wait for the tree meanwhile. */
     if (file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)

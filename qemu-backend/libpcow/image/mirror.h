@@ -79,6 +79,13 @@ struct mirror_known {
 int mirror_sync(struct file *file, const struct mirror_known *known);
 /* The same for who has the tree, and keeps it. */
 int mirror_sync_alone(struct file *file, const struct mirror_known *known);
+/* Do all checksums count, of the group that an offset is in? Not after a writer that was killed. */
+bool mirror_is_settled(const struct file *file, uint64_t offset);
+/*
+ * Has the writer marked any page? When it has just opened the image: one that was killed has left
+ * some.
+ */
+bool mirror_has_marked(const struct file *file);
 /*
  * Were pages found that somebody else has overwritten? 0, or -EBADMSG with a sentence. Not for
  * checksums alone: those that were overwritten are right by then.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,6 +9,7 @@
 
 #include "chain/chain.h"
 #include "chain/reclaim.h"
+#include "check/check.h"
 #include "format1/format1.h"
 #include "image/datasum.h"
 #include "image/known.h"
@@ -315,6 +317,34 @@ int image_open_base(struct pcow_image *image, struct pcow_error *error)
     return 0;
 }
 
+/*
+ * What a killed writer had changed has no checksum. If that is damaged since, this one would take
+ * it for right, and give back what nothing tells of any more.
+ */
+static int check_after_kill(const struct pcow_image *image, struct pcow_error *error)
+{
+    struct pcow_check_result result;
+    uint64_t gone = 0;
+    char link[64];
+    int ret;
+
+    if (!mirror_has_marked(&image->file))
+        return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", image->file.fd);
+    ret = check_file(&(struct check_request){.path = image->file.path,
+                                             .held = link,
+                                             .result = &result,
+                                             .error = error,
+                                             .gone = &gone});
+    if (ret || !gone)
+        return ret;
+    return error_set(error, -EBADMSG,
+                     "%s: its last writer was killed, and it was damaged since: of %llu slabs the "
+                     "mirror has more than the metadata; pcow-img check tells what is lost; copy "
+                     "the file, then pcow-img check -r all repairs it",
+                     image->file.path, (unsigned long long)gone);
+}
+
 int image_open(const char *path, unsigned flags, const char *snapshot, struct observer *observer,
                pcow_image **result, struct pcow_error *error)
 {
@@ -342,6 +372,8 @@ int image_open(const char *path, unsigned flags, const char *snapshot, struct ob
         ret = hold_view(image, error);
     if (!ret && !(flags & PCOW_OPEN_NO_BASE))
         ret = image_open_base(image, error);
+    if (!ret && image->file.writable)
+        ret = check_after_kill(image, error);
     if (!ret && image->file.writable)
         ret = tree_finish_interrupted(image, error);
     if (ret) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "image/lock.h"
+#include "image/mirror.h"
 #include "image/store.h"
 #include "snapshot/beside_writer.h"
 #include "snapshot/tree.h"
@@ -49,10 +50,23 @@ static int store_flags(struct file *file, uint64_t offset, const struct layer *l
                : 0;
 }
 
+/*
+ * Who has nobody else that brings the mirror up to date does it: the page would stay without a
+ * checksum until the next writer, of a template for ever. A writer that comes now waits for the tree
+ * before it stores anything. was_settled: what else is stale in the group is not of this mark, and
+ * is left to be judged.
+ */
+static void sync_mirror(struct file *file, bool was_settled)
+{
+    if (was_settled && !file_has_writer(file))
+        mirror_sync_alone(file, NULL);
+}
+
 int pin_set(const struct pcow_image *base, struct pcow_error *error)
 {
     const struct layer *layer = layer_find(base, base->view);
     struct file file;
+    bool settled = false;
     int ret;
 
     if (layer->flags & LAYER_PINNED)
@@ -64,8 +78,12 @@ int pin_set(const struct pcow_image *base, struct pcow_error *error)
     if (!ret)
         ret = beside_writer_attach(&file, error);
     if (!ret)
+        settled = mirror_is_settled(&file, layer_record_offset(base, layer->slot));
+    if (!ret)
         ret = store_flags(&file, layer_record_offset(base, layer->slot), layer,
                           layer->flags | LAYER_PINNED, error);
+    if (!ret)
+        sync_mirror(&file, settled);
     file_close(&file);
     return ret;
 }
@@ -160,6 +178,7 @@ int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *err
 {
     struct layer *layer = snapshot_find(image, name, error);
     struct file file;
+    bool settled = false;
     int ret;
 
     if (!layer)
@@ -179,8 +198,12 @@ int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *err
     if (!ret)
         ret = beside_writer_attach(&file, error);
     if (!ret)
+        settled = mirror_is_settled(&file, layer_record_offset(image, layer->slot));
+    if (!ret)
         ret = store_flags(&file, layer_record_offset(image, layer->slot), layer,
                           layer->flags & ~(unsigned)LAYER_PINNED, error);
+    if (!ret)
+        sync_mirror(&file, settled);
     file_close(&file);
     return ret;
 }
