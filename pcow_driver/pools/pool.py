@@ -255,25 +255,36 @@ class Pool:
         :raises ImageHasChildren: another image cannot be read, and stood on this one when it could
             be, or nobody knows what it stood on
         """
-        path, doubtful = self.existing_path(name), None
+        path, known, doubtful = self.existing_path(name), list[str](), None
         with contextlib.suppress(exception.ToolFailed):
             items = self.listed(base_uuid=uuid or image.info(path, force_share=True).uuid)
+            known = [item.name for item in items if item.summary]
             doubtful = frozenset(item.name for item in items if item.summary is None)
             if known_only or not doubtful:
-                return [item.name for item in items if item.summary]
-        return self._children_beside_damage(name, path, known_only, doubtful)
+                return known
+        return self._children_beside_damage(name, path, known_only, doubtful, known)
 
     def _children_beside_damage(
-        self, name: str, path: str, known_only: bool, doubtful: frozenset[str] | None
+        self,
+        name: str,
+        path: str,
+        known_only: bool,
+        doubtful: frozenset[str] | None,
+        known: list[str],
     ) -> list[str]:
-        """:param doubtful: what cannot be read and may stand on it; None: whatever cannot be"""
+        """
+        :param doubtful: what cannot be read and may stand on it; None: whatever cannot be
+        :param known: what was found to stand on it, and may not be readable any more
+        """
         items = {item.name: item for item in self.listed()}
         own = items.get(name)
         # with itself: what it stands on cannot stand on it, readable or not
         below = {item.name for item in _chain(items, name)}
         found = []
         for item in items.values():
-            if item.summary is None:
+            if item.name in known:
+                found.append(item.name)
+            elif item.summary is None:
                 may_stand = doubtful is None or item.name in doubtful
                 if may_stand and item.name not in below and not known_only:
                     raise exception.ImageHasChildren(

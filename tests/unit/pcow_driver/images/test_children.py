@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 import shutil
 import tempfile
+from typing import Any
+from unittest import mock
 
 from pcow_driver.common import exception
 from pcow_driver.images import image
@@ -78,6 +80,22 @@ class ChildrenTest(base.TestCase):
         self.assertTrue(trash.delete_image(self.pool, 'volume-2'))
         trash.collect(self.pool)  # as the next start of the service does
         self.assertEqual([], self.pool.entries())
+
+    def test_child_that_becomes_unreadable_between_two_looks(self) -> None:
+        self.pool.create_image('another', size=2 << 20)
+        self.damage('another')
+        self.forget()
+        looked = type(self.pool).listed
+
+        def listed(pool: Any, **options: Any) -> Any:
+            found = looked(pool, **options)
+            if 'base_uuid' in options:
+                self.damage('fork')
+                os.unlink(self.pool.existing_path('another'))
+            return found
+
+        with mock.patch.object(type(self.pool), 'listed', listed):
+            self.assertEqual(['fork'], self.pool.children('parent'))
 
     def test_beside_an_image_whose_file_is_another_one(self) -> None:
         """By the time of its birth: its number alone may come again."""
