@@ -149,6 +149,7 @@ def extend(pool: pool_module.Pool, name: str, data_size: int) -> None:
         if growth > 0:
             pool.check_room(growth)
         grow(path, data_size)
+    pool.remember(name)
 
 
 def window(path: str, *, snapshot: str | None = None, force_share: bool = False) -> Window:

@@ -210,15 +210,15 @@ class Pool:
         return found
 
     def remember(self, name: str) -> None:
-        """Have it known what a new image stands on, before a guest can make it unreadable. Of those
-        of other users this user knows it from his next :meth:`listed` on.
+        """Have it known what a new image stands on, or how large one is now, before a guest can make
+        it unreadable. Of those of other users this user knows it from his next :meth:`listed` on.
         """
         try:
             image.list_directory(
                 self.path, name + names.IMAGE_SUFFIX, cache=list_cache.path(self.uuid)
             )
         except (exception.PcowError, OSError) as e:  # the image is there, and its maker goes on
-            LOG.warning('What %s stands on is not known yet: %s', name, e)
+            LOG.warning('What %s stands on, and its size, are not known yet: %s', name, e)
 
     def images(self) -> list[PoolImage]:
         """As :meth:`listed`, with all that there is to say of each; a program looks at each.

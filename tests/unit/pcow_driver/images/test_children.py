@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from pcow_driver.common import exception
+from pcow_driver.copies import fork
 from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.pools import list_cache
@@ -175,6 +176,21 @@ class ChildrenTest(base.TestCase):
         after = self.pool.account()
         self.assertGreaterEqual(after.provisioned, before.provisioned - (8 << 20))
         self.assertLessEqual(after.provisioned, before.provisioned)
+
+    def test_fork_is_known_at_once(self) -> None:
+        image.snapshot_create(self.pool.existing_path('parent'), 's')
+        self.pool.create_image('other', size=2 << 20)
+        fork.fork(self.pool.existing_path('parent'), 's', 'second')
+        self.damage('second')
+        self.pool.delete_image('other')
+        self.pool.delete_image('fork')
+        self.check_kept('parent')
+
+    def test_size_of_an_image_that_grew_is_known_at_once(self) -> None:
+        device.create(self.pool, 'volume-1', 2 << 20)
+        device.extend(self.pool, 'volume-1', 64 << 20)
+        self.damage('volume-1')
+        self.assertGreaterEqual(self.pool.account().provisioned, 64 << 20)
 
     def test_service_image_that_says_it_is_a_template(self) -> None:
         """No service makes one of it, so it has been written there."""

@@ -226,3 +226,10 @@ class RoomTest(base.TestCase):
         self.assertIn('takes nothing new', self.resize(18 * MIB))
         self.assertEqual('', self.resize(8 * MIB, '--shrink'))
         self.assertEqual(8 * MIB, image.info(self.path).virtual_size)
+
+    def test_resized_image_that_cannot_be_read(self) -> None:
+        """Its size counts as it is now, though nobody has looked at the pool since."""
+        self.assertEqual('', self.resize(64 * MIB))
+        with open(self.path, 'r+b') as f:
+            f.write(bytes(4096))
+        self.assertGreaterEqual(self.pool.account().provisioned, 64 * MIB)
