@@ -86,9 +86,7 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
                 )
             )
         wanted = flavor_module.of(instance)
-        pool = inventory.choose(
-            self.provider_tree, self._host.get_hostname(), allocations, wanted
-        )
+        pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, wanted)
         if self._domain(instance) is None:
             try:
                 leftovers.delete(instance.uuid)  # they would count as provisioned

@@ -293,7 +293,9 @@ def _check_sizes(uuid: str, images: list[Leaving], wanted: flavor_module.PcowFla
     given = storage.sizes(wanted)
     for item in images:
         page_map = info_block.PageMap.RAM if item.base is None else info_block.PageMap.PMEM
-        if item.size - info_block.data_offset(item.size, page_map) > given.get(item.role, item.size):
+        if item.size - info_block.data_offset(item.size, page_map) > given.get(
+            item.role, item.size
+        ):
             raise _too_large(uuid, item, wanted)
 
 

@@ -82,7 +82,7 @@ def _update_one(found: domain.Domain, directory: str, damaged: Mapping[str, Sequ
 
 
 def _chains(found: domain.Domain, directory: str, known: Mapping[str, str]) -> list[str]:
-    """Paths of the images of this pool that it has or stands on. Of what one stands on that cannot be
+    """Paths of the images of this pool that it has or stands on. What one stands on that cannot be
     read nobody can tell, and the domain was told before.
 
     :param known: what of, by path

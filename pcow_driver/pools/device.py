@@ -178,6 +178,30 @@ def check_size(
     :raises DeviceTooLarge:
     """
     size = _virtual_size(image.info(path, force_share=True), snapshot)
+    _check_end(path, size, data_size, owner, way_out)
+
+
+def checked_window(
+    path: str,
+    data_size: int,
+    owner: str,
+    way_out: str,
+    *,
+    snapshot: str | None = None,
+    force_share: bool = False,
+) -> Window:
+    """As :func:`window`, of no more data than that; who reads through it gets no more either,
+    whatever is written to the image meanwhile.
+
+    :raises: as :func:`window` and :func:`check_size`
+    """
+    found = window(path, snapshot=snapshot, force_share=force_share)
+    _check_end(path, found.offset + found.size, data_size, owner, way_out)
+    return found
+
+
+def _check_end(path: str, size: int, data_size: int, owner: str, way_out: str) -> None:
+    """:param size: of the image as a guest would see it"""
     if size <= info_block.OFFSET + data_size:
         return
     offset = _offset_below(path)

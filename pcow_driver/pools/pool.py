@@ -210,15 +210,16 @@ class Pool:
         return found
 
     def known_size(self, name: str) -> int:
-        """Virtual size of an image that cannot be read, by which :meth:`account` counts it: as it was
-        when it could be; 0 if nobody knows that, or it was a template.
+        """Virtual size of an image that cannot be read, by which :meth:`account` counts it: as it
+        was when it could be; 0 if nobody knows that, or it was a template.
         """
         found = image.total(self.path, name + names.IMAGE_SUFFIX, cache=list_cache.path(self.uuid))
         return found.may_grow_frozen if found.unreadable else 0
 
     def remember(self, name: str) -> None:
-        """Have it known what a new image stands on, or how large one is now, before a guest can make
-        it unreadable. Of those of other users this user knows it from his next :meth:`listed` on.
+        """Have it known what a new image stands on, or how large one is now, before a guest can
+        make it unreadable. Of those of other users this user knows it from his next
+        :meth:`listed` on.
         """
         try:
             image.list_directory(

@@ -13,8 +13,6 @@ import sys
 import threading
 from typing import Any
 
-import fixtures
-
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.copies import fork
