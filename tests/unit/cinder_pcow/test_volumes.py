@@ -4,6 +4,7 @@
 import os
 import socket
 from typing import Any
+from unittest import mock
 
 from cinder import exception
 from cinder.tests.unit import fake_constants
@@ -88,6 +89,14 @@ class VolumesTest(base.PcowTestCase):
             error = self.assertRaises(exception.VolumeBackendAPIException, *call)
             self.assertIn(f'{path} says that it holds 8 GiB of data', str(error))
             self.assertIn(f'the volume {volume.id} gives {2 if 2 in call else 1} GiB', str(error))
+        # what its QEMU has written since somebody looked
+        with (
+            mock.patch('cinder_pcow.validation.check_size'),
+            mock.patch('cinder_pcow.validation.check_snapshot_size'),
+        ):
+            for call in [*calls[:3], calls[-1]]:
+                error = self.assertRaises(exception.VolumeBackendAPIException, *call)
+                self.assertIn(f'{path} says that it holds 8 GiB of data', str(error))
         self.assertEqual([], self.files('two'))
         self.addCleanup(self.driver.connections.end, snapshot)
         self.driver.initialize_connection_snapshot(snapshot, own)
