@@ -220,7 +220,7 @@ def _offset_below(path: str) -> int:
     """Where the data of an image begin, by what it stands on alone."""
     chain = image.chain(path, force_share=True)
     bottom = chain[-1]
-    if len(chain) == 1 or _is_of_service(bottom.filename):
+    if len(chain) == 1 or names.may_be_of_service(os.path.basename(bottom.filename)):
         return info_block.OFFSET
     at = chain[-2].base_snapshot
     below = info_block.parse(_read_block(bottom.filename, at, force_share=True))
@@ -278,7 +278,7 @@ def _check_offset(path: str, snapshot: str | None, offset: int) -> None:
     chain = image.chain(path, force_share=True)
     bottom = chain[-1]
     at = snapshot
-    allowed = not _is_of_service(bottom.filename)
+    allowed = not names.may_be_of_service(os.path.basename(bottom.filename))
     if len(chain) > 1:
         at = chain[-2].base_snapshot
         below = info_block.parse(_read_block(bottom.filename, at, force_share=True))
@@ -292,10 +292,6 @@ def _check_offset(path: str, snapshot: str | None, offset: int) -> None:
                 'the device can write that block'
             ),
         )
-
-
-def _is_of_service(path: str) -> bool:
-    return os.path.basename(path).lstrip('.').startswith(names.SERVICE_PREFIXES)
 
 
 def _most_offset(info: model.ImageInfo, snapshot: str | None) -> int:

@@ -12,11 +12,13 @@ from unittest import mock
 
 from pcow_driver.common import exception
 from pcow_driver.copies import fork
+from pcow_driver.health import garbage
 from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.pools import list_cache
 from pcow_driver.pools import registry
 from pcow_driver.snapshots import trash
+from pcow_driver.virt import domain
 from tests.unit.pcow_driver import base
 
 
@@ -196,14 +198,30 @@ class ChildrenTest(base.TestCase):
         """No service makes one of it, so it has been written there."""
         uuid = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
         server, volume = f'server-{uuid}-root', f'volume-{uuid}'
-        for name in (server, volume, 'server-2022', 'volume-large'):
+        self.configure(volume_name_template='ours_%s')
+        ours = f'ours_{uuid}'  # as Cinder may be configured
+        for name in (server, volume, ours, 'server-2022', 'volume-large'):
             self.pool.create_image(name, size=2 << 20)
             image.seal(self.pool.existing_path(name))
         self.pool.delete_image(server, force=True)
         self.assertTrue(trash.delete_image(self.pool, volume))
+        self.assertTrue(trash.delete_image(self.pool, ours))
         for name in ('server-2022', 'volume-large'):
             self.assertRaises(exception.IsATemplate, self.pool.delete_image, name, force=True)
             self.pool.delete_template(name)
+
+    def test_volume_that_cinder_calls_otherwise_is_no_garbage(self) -> None:
+        """It is detached, and in no domain."""
+        name = 'ours_0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+        os.utime(self.pool.create_image(name, size=2 << 20), (0, 0))
+        for template, found in (('volume-%s', 1), ('ours_%s', 0)):
+            self.configure(volume_name_template=template)
+            named = [
+                one
+                for one in garbage.find(self.pool, domain.Files())
+                if one.kind is garbage.Kind.UNUSED_IMAGE and name in one.path
+            ]
+            self.assertEqual(found, len(named))
 
     def test_volume_that_is_kept_for_its_children(self) -> None:
         name = 'volume-0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
