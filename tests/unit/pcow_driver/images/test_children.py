@@ -119,6 +119,26 @@ class ChildrenTest(base.TestCase):
         self.check_kept('other')
         self.pool.delete_image('parent')
 
+    def test_restore_in_place(self) -> None:
+        """The file is the same one: what is known of it is of before, until somebody looks at it,
+        or it is forgotten.
+        """
+        self.pool.create_image('other', size=2 << 20)
+        path = Path(self.pool.existing_path('fork'))
+        backup = path.read_bytes()
+        for look, kept in ((self.pool.account, 'parent'), (lambda: None, 'other')):
+            image.rebase(str(path), self.pool.existing_path('other'))
+            self.pool.listed()
+            path.write_bytes(backup)
+            look()
+            self.damage('fork')
+            self.check_kept(kept)
+            path.write_bytes(backup)
+        self.damage('fork')
+        self.forget()
+        for name in ('parent', 'other'):
+            self.check_kept(name)
+
     def test_open_image(self) -> None:
         """One that runs all the time is known as well."""
         program = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'), 'pcow-io')
