@@ -26,8 +26,8 @@ from cinder_pcow import validation
 from cinder_pcow import volumes as volumes_module
 from pcow_driver.common import exception
 from pcow_driver.common import locks
+from pcow_driver.copies import view
 from pcow_driver.export import nbd
-from pcow_driver.pools import device
 
 LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Connections:
             if _is_guest(connector):
                 validation.check_qos(volume.volume_type)
                 self.stop(volume.name)
-                window = device.window(path, force_share=True)
+                window = validation.look(volume)(path, force_share=True)
                 return {
                     'driver_volume_type': 'pcow',
                     'data': {
@@ -75,7 +75,10 @@ class Connections:
                 }
             return {
                 'driver_volume_type': 'local',
-                'data': {**data, 'device_path': self._show(volume.name, path)},
+                'data': {
+                    **data,
+                    'device_path': self._show(volume.name, path, validation.look(volume)),
+                },
             }
 
     def begin_snapshot(self, snapshot: Any, connector: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +96,12 @@ class Connections:
                     'access_mode': 'ro',
                     'encrypted': False,
                     'discard': False,
-                    'device_path': self._show(snapshot.name, path, snapshot=snapshot.name),
+                    'device_path': self._show(
+                        snapshot.name,
+                        path,
+                        validation.look_at_snapshot(snapshot),
+                        snapshot=snapshot.name,
+                    ),
                 },
             }
 
@@ -144,13 +152,13 @@ class Connections:
                     'The file of %s is left by a program that died, and stays for now: %s', name, e
                 )
 
-    def _show(self, name: str, path: str, *, snapshot: str | None = None) -> str:
+    def _show(self, name: str, path: str, look: view.Look, *, snapshot: str | None = None) -> str:
         directory = _directory(name)
         with locks.lock(f'export-{name}'):
             # of a program that died: Cinder lets one at a time have a volume
             nbd.stop(directory)
             os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
-            window = device.window(path, snapshot=snapshot, force_share=snapshot is not None)
+            window = look(path, snapshot=snapshot, force_share=snapshot is not None)
             nbd.start(directory, path, window=window, snapshot=snapshot)
             try:
                 return nbd.mount(directory)

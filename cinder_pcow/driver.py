@@ -54,6 +54,7 @@ class PcowDriver(
         super().__init__(*args, **kwargs)
         self.configuration.append_config_values(options.OPTS)
         conf.register_opts(cfg.CONF)
+        cfg.CONF.set_default('volume_name_template', cfg.CONF.volume_name_template, group='pcow')
 
     @staticmethod
     def get_driver_options() -> list[cfg.Opt]:
@@ -74,6 +75,13 @@ class PcowDriver(
         with errors.translated():
             self.backend.check()
             self.volumes.collect()
+        if cfg.CONF.pcow.volume_name_template != cfg.CONF.volume_name_template:
+            LOG.warning(
+                '[pcow] volume_name_template is %s, and [DEFAULT] volume_name_template is %s: set '
+                'it to the same, or images of volumes are taken for those of nobody',
+                cfg.CONF.pcow.volume_name_template,
+                cfg.CONF.volume_name_template,
+            )
         # what counts is that of the API and the scheduler, often the same file
         if not cfg.CONF.backup_use_same_host:
             LOG.warning(

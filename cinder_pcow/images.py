@@ -132,7 +132,7 @@ class Images:
             with errors.translated():
                 pool = self._volumes.backend.locate(volume)
                 validation.check_size(pool.existing_path(volume.name), volume)
-                with view.serve(pool, volume.name) as uri:
+                with view.serve(pool, volume.name, validation.look(volume)) as uri:
                     tool.run(
                         tool.find('qemu_img'),
                         'convert',

@@ -5,11 +5,13 @@ A guest's loads and stores go to the memory directly: nothing stands between tha
 count and delay them; and two guests on one device would each trust what is in its own CPU caches.
 """
 
+import functools
 from typing import Any
 
 from cinder import exception as cinder_exception
 
 from pcow_driver.common import units
+from pcow_driver.copies import view
 from pcow_driver.pools import device
 
 _MULTIATTACH = '<is> True'
@@ -64,12 +66,14 @@ def check_size(path: str, volume: Any, size: int | None = None) -> None:
     :param size: in GiB, if the volume is to have another one
     :raises DeviceTooLarge:
     """
-    device.check_size(
-        path,
-        (volume.size if size is None else size) * units.GIB,
-        f'the volume {volume.id}',
-        'Extend the volume to as much',
-    )
+    device.check_size(path, *_of_volume(volume, volume.size if size is None else size))
+
+
+def look(volume: Any) -> view.Look:
+    """How to find out where the data of a volume are, of which no more is read than that: what
+    :func:`check_size` has seen may be another size by then.
+    """
+    return _checked(*_of_volume(volume, volume.size))
 
 
 def check_snapshot_size(path: str, snapshot: Any) -> None:
@@ -77,14 +81,29 @@ def check_snapshot_size(path: str, snapshot: Any) -> None:
 
     :raises DeviceTooLarge:
     """
+    device.check_size(path, *_of_snapshot(snapshot), snapshot=snapshot.name)
+
+
+def look_at_snapshot(snapshot: Any) -> view.Look:
+    """The same."""
+    return _checked(*_of_snapshot(snapshot))
+
+
+def _of_volume(volume: Any, size: int) -> tuple[int, str, str]:
+    return size * units.GIB, f'the volume {volume.id}', 'Extend the volume to as much'
+
+
+def _of_snapshot(snapshot: Any) -> tuple[int, str, str]:
     volume = snapshot.volume
-    device.check_size(
-        path,
+    return (
         max(snapshot.volume_size, volume.size) * units.GIB,
         f'the volume {volume.id}',
         f'Delete the snapshot {snapshot.name}',
-        snapshot=snapshot.name,
     )
+
+
+def _checked(size: int, owner: str, way_out: str) -> view.Look:
+    return functools.partial(device.checked_window, data_size=size, owner=owner, way_out=way_out)
 
 
 def _refuse_multiattach(what: str) -> None:

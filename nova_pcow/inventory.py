@@ -112,7 +112,7 @@ def offer(
     if settings.overcommit:
         # in this order: of a server that comes meanwhile more counts as provisioned, and not less,
         # than it claims
-        claimed = sum(map(_claimed, pool.listed()))
+        claimed = sum(_claimed(pool, item) for item in pool.listed())
         reserved = min(-(-pool.account().reserved_beside(claimed) // units.MIB), total)
         if quiet is None or not quiet.lasts(pool.uuid, reserved):
             reserved = _settled(reserved, total, told)
@@ -151,17 +151,19 @@ def _settled(reserved: int, total: int, told: Mapping[str, Any] | None) -> int:
     return min(reserved + slack // 2, total)
 
 
-def _claimed(item: pool_module.ListedImage) -> int:
+def _claimed(pool: pool_module.Pool, item: pool_module.ListedImage) -> int:
     """Bytes that a server claims of what is provisioned for its image: the virtual size without the
-    DAX info block, which RAM has not.
+    DAX info block, which RAM has not. Also if it cannot be read: the server is there.
     """
-    if item.summary is None or item.summary.sealed or not item.name.startswith(names.SERVER_PREFIX):
+    if not item.name.startswith(names.SERVER_PREFIX):
         return 0
-    if item.name.endswith(names.RAM_SUFFIX):
-        return item.summary.virtual_size
-    return item.summary.virtual_size - info_block.data_offset(
-        item.summary.virtual_size, info_block.PageMap.RAM
-    )
+    if item.summary is None:
+        size = pool.known_size(item.name)
+    else:
+        size = 0 if item.summary.sealed else item.summary.virtual_size
+    if not size or item.name.endswith(names.RAM_SUFFIX):
+        return size
+    return size - info_block.data_offset(size, info_block.PageMap.RAM)
 
 
 def provider_name(nodename: str, pool: str) -> str:

@@ -85,15 +85,14 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
                     '(openstack server migrate)'
                 )
             )
-        pool = inventory.choose(
-            self.provider_tree, self._host.get_hostname(), allocations, flavor_module.of(instance)
-        )
+        wanted = flavor_module.of(instance)
+        pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, wanted)
         if self._domain(instance) is None:
             try:
                 leftovers.delete(instance.uuid)  # they would count as provisioned
             except storage.ServerStorageError as e:
                 LOG.warning('%s', e, instance=instance)
-        live_migration.check_arrival(instance.uuid, pool, there, images)
+        live_migration.check_arrival(instance.uuid, pool, there, images, wanted)
         return pool, images
 
     def pre_live_migration(
@@ -126,6 +125,7 @@ class LiveArrivalLibvirtDriver(deletion_driver.DeletionLibvirtDriver):
                     instance.uuid,
                     pool,
                     images,
+                    flavor_module.of(instance),
                     instance.host,
                     libvirt_utils.get_instance_path_at_destination(instance, migrate_data),
                 )

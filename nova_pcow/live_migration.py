@@ -28,7 +28,10 @@ from nova_pcow import storage
 from nova_pcow import travel_base
 from pcow_driver.common import exception
 from pcow_driver.common import names
+from pcow_driver.common import units
 from pcow_driver.images import image
+from pcow_driver.images import info_block
+from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import staging
 from pcow_driver.templates import template_cache
@@ -238,13 +241,18 @@ def discard(uuid: str) -> None:
 
 
 def check_arrival(
-    uuid: str, pool: pool_module.Pool, there: list[pool_module.Pool], images: list[Leaving]
+    uuid: str,
+    pool: pool_module.Pool,
+    there: list[pool_module.Pool],
+    images: list[Leaving],
+    wanted: flavor_module.PcowFlavor,
 ) -> None:
     """Find out what keeps a server from coming to a pool of this host, before anything is made.
 
     :param there: all pools of this host
     :raises PcowError:
     """
+    _check_sizes(uuid, images, wanted)
     if {item.pool for item in images} & {one.uuid for one in there}:
         raise LiveMigrationRefused(
             reason=(
@@ -275,11 +283,45 @@ def check_arrival(
     pool.check_room(sum(item.size for item in images))
 
 
+def _check_sizes(uuid: str, images: list[Leaving], wanted: flavor_module.PcowFlavor) -> None:
+    """Make sure that no device is larger than what the flavor gives it: its host was told the size
+    by the image, and has looked before this one was asked, or is of an earlier version. Where the
+    data begin is not known before there is what they stand on; here the most counts that it can be.
+
+    :raises LiveMigrationRefused:
+    """
+    given = storage.sizes(wanted)
+    for item in images:
+        page_map = info_block.PageMap.RAM if item.base is None else info_block.PageMap.PMEM
+        if item.size - info_block.data_offset(item.size, page_map) > given.get(
+            item.role, item.size
+        ):
+            raise _too_large(uuid, item, wanted)
+
+
+def _too_large(uuid: str, item: Leaving, wanted: flavor_module.PcowFlavor) -> LiveMigrationRefused:
+    name, given = storage.image_name(uuid, item.role), storage.sizes(wanted)[item.role]
+    return LiveMigrationRefused(
+        reason=(
+            f'{name} has {units.format_exact(item.size)} on its host, and the flavor {wanted.name} '
+            f'gives {units.format_exact(given)}: a QEMU that was taken over can write that, and '
+            f'what was resized by hand can leave it. Resize the server to a flavor that gives as '
+            f'much, or stop it and give up what is beyond (pcowctl image resize --shrink)'
+        )
+    )
+
+
 def prepare(
-    uuid: str, pool: pool_module.Pool, images: list[Leaving], source_host: str, directory: str
+    uuid: str,
+    pool: pool_module.Pool,
+    images: list[Leaving],
+    wanted: flavor_module.PcowFlavor,
+    source_host: str,
+    directory: str,
 ) -> dict[str, str]:
     """Make empty images for a server that arrives; their paths by role.
 
+    :param wanted: its flavor
     :param source_host: address to copy what they stand on from, unless it is there
     :param directory: the server's own, for the time of such a copy
     :raises PcowError: what was made is to be deleted, which :func:`arriving` tells
@@ -291,12 +333,19 @@ def prepare(
             if item.base is None
             else _base(pool, item, source_host, directory) as base
         ):
-            _create(pool, storage.image_name(uuid, item.role), item.size, base)
+            _create(uuid, pool, item, base, wanted)
     return {item.role: item.path for item in arriving(uuid)}
 
 
-def _create(pool: pool_module.Pool, name: str, size: int, base: str | None) -> None:
+def _create(
+    uuid: str,
+    pool: pool_module.Pool,
+    item: Leaving,
+    base: str | None,
+    wanted: flavor_module.PcowFlavor,
+) -> None:
     """Without info block, which comes with the rest."""
+    name, size = storage.image_name(uuid, item.role), item.size
     with staging.building(pool, name) as part, pool.lock():
         pool.check_room(size)
         if base is None:
@@ -304,6 +353,10 @@ def _create(pool: pool_module.Pool, name: str, size: int, base: str | None) -> N
         else:
             # the very file that the server stands on, and goes on with, whatever a scrub says of it
             image.create_overlay(part, pool.existing_path(base), size=size)
+        try:
+            device.check_size(part, storage.sizes(wanted).get(item.role, size), '', '')
+        except exception.DeviceTooLarge:
+            raise _too_large(uuid, item, wanted) from None
         image.mark_arriving(part)
         staging.publish(part, pool.image_path(name))
 

@@ -60,7 +60,9 @@ def frozen(found: domain.Domain, path: str, name: str, *, quiesce: bool) -> Iter
             )
 
 
-def export(path: str, snapshot: str | None, target: str, target_format: str) -> None:
+def export(
+    path: str, window: device.Window, snapshot: str | None, target: str, target_format: str
+) -> None:
     """Write the data of a device, without the DAX info block in front of it, to the new file
     ``target``.
 
@@ -70,7 +72,6 @@ def export(path: str, snapshot: str | None, target: str, target_format: str) -> 
     :param target_format: one of FORMATS
     :raises ToolFailed:
     """
-    window = device.window(path, snapshot=snapshot, force_share=snapshot is not None)
     with nbd.serve(path, window=window, snapshot=snapshot, read_only=True) as uri:
         tool.run(tool.find('qemu_img'), 'convert', '-f', 'raw', '-O', target_format, uri, target)
 

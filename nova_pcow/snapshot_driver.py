@@ -59,7 +59,9 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
                 image_id,
                 quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False)),
             ) as frozen:
-                snapshot_module.export(root.path, frozen, target, image_format)
+                # an image says what its QEMU likes, and so does a snapshot in it
+                window = storage.window(instance.uuid, root, flavor_module.of(instance), frozen)
+                snapshot_module.export(root.path, window, frozen, target, image_format)
             update_task_state(
                 task_state=task_states.IMAGE_UPLOADING,
                 expected_state=task_states.IMAGE_PENDING_UPLOAD,

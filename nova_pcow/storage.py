@@ -40,6 +40,7 @@ LOG = logging.getLogger(__name__)
 ROOT = 'root'
 RAM = names.RAM_SUFFIX.removeprefix('-')
 _ROLE = re.compile(rf'{ROOT}|data[0-9]{{1,2}}|{RAM}')
+_WAY_OUT = 'Resize the server to a flavor that gives as much'  # of a device that is larger
 _MKFS = {
     'ext4': (
         'mkfs.ext4',
@@ -440,6 +441,34 @@ def check_sizes(uuid: str, *flavors: flavor_module.PcowFlavor, noted: bool = Tru
     :param noted: or what a resize that has failed has left, which this host knows, and no other
     :raises DeviceTooLarge:
     """
+    allowed = _allowed(uuid, *flavors, noted=noted)
+    for item in devices(uuid):
+        if item.role in allowed:
+            device.check_size(item.path, *allowed[item.role], _WAY_OUT)
+
+
+def window(
+    uuid: str, item: ServerImage, wanted: flavor_module.PcowFlavor, snapshot: str | None = None
+) -> device.Window:
+    """Where the data of a device of the flavor lie in its image, or in a snapshot of that, which is
+    not deleted meanwhile; no more than :func:`check_sizes` allows.
+
+    :raises DeviceInvalid: the image is none of a device
+    :raises DeviceTooLarge:
+    """
+    return device.checked_window(
+        item.path,
+        *_allowed(uuid, wanted)[item.role],
+        _WAY_OUT,
+        snapshot=snapshot,
+        force_share=snapshot is not None,
+    )
+
+
+def _allowed(
+    uuid: str, *flavors: flavor_module.PcowFlavor, noted: bool = True
+) -> dict[str, tuple[int, str]]:
+    """Bytes of the data of each device, by their roles, and what gives them."""
     allowed: dict[str, tuple[int, str]] = {}
     for one in flavors:
         for role, size in sizes(one).items():
@@ -448,11 +477,7 @@ def check_sizes(uuid: str, *flavors: flavor_module.PcowFlavor, noted: bool = Tru
         for role, size in _noted(kind, uuid).items():
             if role in allowed:
                 allowed[role] = max(allowed[role], (size, 'a resize that has failed'))
-    for item in devices(uuid):
-        if item.role in allowed:
-            device.check_size(
-                item.path, *allowed[item.role], 'Resize the server to a flavor that gives as much'
-            )
+    return allowed
 
 
 def _grown(uuid: str) -> dict[str, int]:

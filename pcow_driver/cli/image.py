@@ -15,6 +15,7 @@ from oslo_log import log as logging
 from pcow_driver.cli import common
 from pcow_driver.common import conf
 from pcow_driver.common import exception
+from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import pool
@@ -308,4 +309,6 @@ class Resize(show.ShowOne):
             if found is not None and growth > 0:
                 found.check_room(growth)
             image.resize(path, size, shrink=parsed_args.shrink)
+        if found is not None:
+            found.remember(os.path.basename(path).removesuffix(names.IMAGE_SUFFIX))
         return show_path(path)

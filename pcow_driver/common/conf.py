@@ -22,6 +22,13 @@ OPTS: list[cfg.Opt] = [
         default='/var/lib/pcow/pools',
         help='Directory in which pcowctl pool create mounts the file systems that it makes.',
     ),
+    cfg.StrOpt(
+        'volume_name_template',
+        default='volume-%s',
+        help='What Cinder calls a volume, and the driver its image: volume_name_template of '
+        'cinder.conf, if that is not the default. cinder-volume knows it; set it for pcowctl and '
+        "nova-compute, which take what has such a name, with a UUID for %s, for Cinder's.",
+    ),
     cfg.BoolOpt(
         'protect_templates',
         default=True,

@@ -58,6 +58,12 @@ class ToolLimited(PcowError):
     msg_fmt = '%(tool)s has met its limit of %(limit)s, which no sound image comes near'
 
 
+class ToolCrashed(PcowError):
+    msg_fmt = (
+        '%(tool)s has crashed (%(signal)s): it has a fault, or its limit of %(limit)s is the reason'
+    )
+
+
 class ToolOutputInvalid(PcowError):
     msg_fmt = (
         '%(tool)s printed something that this version does not understand (%(reason)s): install '

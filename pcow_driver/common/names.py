@@ -3,6 +3,7 @@
 
 import re
 
+from pcow_driver.common import conf
 from pcow_driver.common import exception
 
 IMAGE_SUFFIX = '.pcow'
@@ -11,11 +12,11 @@ RESCUE = re.compile(r'(?P<image>[^/]+\.pcow)\.rescue(-[0-9]+)?')
 MARKER = '.pcow-pool'  # of a directory that is a pool
 LOCK = '.pcow-lock'  # beside it, of whoever works on the pool, on any host
 SERVER_PREFIX = 'server-'  # of the images that are disks of Nova's servers
-VOLUME_PREFIX = 'volume-'  # of those that are Cinder's volumes
+VOLUME_PREFIX = (
+    'volume-'  # of those that are Cinder's volumes, if it calls them as it does by default
+)
 RAM_SUFFIX = '-ram'  # of the image that is a domain's RAM, after the domain's name
-SERVICE_PREFIXES = (SERVER_PREFIX, VOLUME_PREFIX)
 _UUID = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}'
-_OF_A_SERVICE = re.compile(rf'{SERVER_PREFIX}{_UUID}-.+|{VOLUME_PREFIX}{_UUID}')
 # of an image to which a VM migrates, until all of it is there; see migration/pcow/incoming.c
 ARRIVING_MARK = '.arriving'
 # see migration/pcow/carrier.c
@@ -37,7 +38,24 @@ def is_of_service(name: str) -> bool:
     """Whether an image is a disk of a server or a volume, of which no service makes a template: if
     it says that it is one, who has broken out of its QEMU has written that.
     """
-    return _OF_A_SERVICE.fullmatch(name) is not None
+    volume, _, end = str(conf.CONF.pcow.volume_name_template).partition('%s')
+    known = (
+        rf'{SERVER_PREFIX}{_UUID}-.+',
+        f'{VOLUME_PREFIX}{_UUID}',
+        f'{re.escape(volume)}{_UUID}{re.escape(end)}',
+    )
+    return re.fullmatch('|'.join(known), name) is not None
+
+
+def may_be_of_service(file_name: str) -> bool:
+    """Whether an image is one of :func:`is_of_service`, or has a name that begins as those do by
+    default.
+
+    :param file_name: of the image, or of one that is being made
+    """
+    name = file_name.lstrip('.')
+    name = name.rpartition(IMAGE_SUFFIX)[0] or name
+    return name.startswith((SERVER_PREFIX, VOLUME_PREFIX)) or is_of_service(name)
 
 
 def shortened(text: str, most: int) -> str:

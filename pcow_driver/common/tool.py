@@ -27,8 +27,12 @@ LOG = logging.getLogger(__name__)
 _MAX_MESSAGE = 2000
 _LOOK = 0.5  # seconds in which a thread sees that a signal has come
 _GRACE = 5  # seconds of CPU in which a program ends that was told to
-# How a program ends that gets no memory: by itself, as glib or the library of C, or by a NULL.
-_WITHOUT_MEMORY = (signal.SIGABRT, signal.SIGTRAP, signal.SIGSEGV, signal.SIGBUS)
+# How glib and the library of C end a program that gets no memory. An assertion ends it so as well,
+# and says that.
+_WITHOUT_MEMORY = (signal.SIGABRT, signal.SIGTRAP)
+_ASSERTION = 'ssertion'
+# How one ends that takes a NULL for memory, and one that has a fault.
+_CRASHED = (signal.SIGSEGV, signal.SIGBUS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +59,20 @@ class Limits:
         return {'MALLOC_ARENA_MAX': '1'}
 
     def check(self, name: str, exit_code: int, message: str) -> None:
-        """:raises ToolLimited: a program has ended so as it meets one of them"""
+        """
+        :raises ToolLimited: a program has ended so as it meets one of them
+        :raises ToolCrashed: one of them may have ended it so
+        """
+        memory = f'{units.format_size(self.memory)} of memory'
         if exit_code == -signal.SIGXCPU:
             raise exception.ToolLimited(tool=name, limit=f'{self.cpu} s of CPU')
-        if -exit_code in _WITHOUT_MEMORY or 'Cannot allocate memory' in message:
-            raise exception.ToolLimited(
-                tool=name, limit=f'{units.format_size(self.memory)} of memory'
+        if 'Cannot allocate memory' in message or (
+            -exit_code in _WITHOUT_MEMORY and _ASSERTION not in message
+        ):
+            raise exception.ToolLimited(tool=name, limit=memory)
+        if -exit_code in _CRASHED:
+            raise exception.ToolCrashed(
+                tool=name, signal=signal.Signals(-exit_code).name, limit=memory
             )
 
 
@@ -167,6 +179,7 @@ def run(
     :param limits: of one that reads what a tenant has made
     :raises ToolFailed: another exit code than ``ok_exit_codes``
     :raises ToolLimited: it has met one of its limits
+    :raises ToolCrashed: it has crashed, for which one of them may be the reason
     :raises ToolNotFound: the program went away
     """
     name = os.path.basename(path)

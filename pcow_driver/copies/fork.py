@@ -87,6 +87,8 @@ def fork(path: str, snapshot: str, name: str) -> str:
             found.check_room(_snapshot_size(path, snapshot))
             found.check_sound(os.path.basename(path).removesuffix(names.IMAGE_SUFFIX))
         image.create_overlay(target, path, base_snapshot=snapshot)
+    if found is not None:
+        found.remember(name)
     return target
 
 

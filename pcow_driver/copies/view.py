@@ -3,6 +3,7 @@
 meanwhile.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import fcntl
@@ -26,13 +27,17 @@ LOG = logging.getLogger(__name__)
 _LOCK = '.lock'
 
 
+Look = Callable[..., device.Window]  # as device.window()
+
+
 @contextlib.contextmanager
-def serve(pool: pool_module.Pool, name: str) -> Iterator[str]:
+def serve(pool: pool_module.Pool, name: str, look: Look = device.window) -> Iterator[str]:
     """The URI by which NBD clients read the data of a device as it is now, while the block runs.
 
     It is a snapshot of the image that goes afterwards; if this process is killed, with
     :func:`collect`.
 
+    :param look: finds out where the data are, and raises what keeps them from being read
     :raises ImageNotFound:
     :raises DeviceInvalid: the image has no info block
     :raises ToolFailed: something that is no running domain writes to the image
@@ -48,7 +53,7 @@ def serve(pool: pool_module.Pool, name: str) -> Iterator[str]:
         with trash.lock(pool, name):
             trash.mark_snapshot(pool, name, snapshot)
             attached.snapshot_create(path, snapshot)
-            window = device.window(path, snapshot=snapshot, force_share=True)
+            window = look(path, snapshot=snapshot, force_share=True)
             stack.callback(nbd.stop, directory)
             uri = nbd.start(directory, path, window=window, snapshot=snapshot, with_parent=True)
         yield uri

@@ -64,7 +64,7 @@ class Server:
         """:raises ToolFailed: the name exists, for instance
         :raises NoRoom: the operator's limits have no room for what clients can then write once more
         """
-        with room.for_snapshot(self.name):
+        with room.for_long_snapshot(self.name):
             self._command('snapshot-create', names.check_snapshot_name(name))
 
     def snapshot_delete(self, name: str, _device: str | None = None) -> None:

@@ -102,7 +102,7 @@ def find(pool: pool_module.Pool, domain_images: domain.Files | None) -> list[Fin
 
 
 def _why_used(path: str, domain_images: domain.Files) -> str | None:
-    if os.path.basename(path).startswith(names.SERVICE_PREFIXES):  # without a domain here, too
+    if names.may_be_of_service(os.path.basename(path)):  # without a domain here, too
         return 'it is of Nova or Cinder, who know whether they need it'
     if path in domain_images:
         return 'a domain of libvirt names it'

@@ -72,7 +72,7 @@ def _update_one(found: domain.Domain, directory: str, damaged: Mapping[str, Sequ
         return
     known = _parse(before)
     wanted = {path: text for path, text in known.items() if os.path.dirname(path) != directory}
-    for path in _chain(found, directory):
+    for path in _chains(found, directory, known):
         if path in damaged:
             wanted[path] = _NOT_XML.sub('?', '; '.join(damaged[path][:_FINDINGS]))
     if wanted != known:
@@ -81,19 +81,34 @@ def _update_one(found: domain.Domain, directory: str, damaged: Mapping[str, Sequ
         found.set_metadata(libvirt_xml.DAMAGE_NAMESPACE, _KEY, element, live=True)
 
 
-def _chain(found: domain.Domain, directory: str) -> list[str]:
-    """Paths of the images of this pool that it has or stands on."""
+def _chains(found: domain.Domain, directory: str, known: Mapping[str, str]) -> list[str]:
+    """Paths of the images of this pool that it has or stands on. What one stands on that cannot be
+    read nobody can tell, and the domain was told before.
+
+    :param known: what of, by path
+    """
     ram = found.ram()
     tops = [item.path for item in found.images()] + ([ram] if ram else [])
     paths: list[str] = []
     for top in tops:
-        if not os.path.samefile(os.path.dirname(top), directory):
+        if not _is_in(top, directory):
             continue
-        paths += [
-            os.path.join(directory, os.path.basename(one.filename))
-            for one in image.chain(top, force_share=True)
-        ]
+        try:
+            chain = [one.filename for one in image.chain(top, force_share=True)]
+        except exception.PcowError as e:
+            LOG.warning('domain %s may not be told of all damage: %s', found.name, e)
+            paths += [path for path in known if os.path.dirname(path) == directory]
+            chain = [top]
+        paths += [os.path.join(directory, os.path.basename(name)) for name in chain]
     return paths
+
+
+def _is_in(path: str, directory: str) -> bool:
+    """Not if it is in none, as that of a pool that is not mounted."""
+    try:
+        return os.path.samefile(os.path.dirname(path), directory)
+    except FileNotFoundError:
+        return False
 
 
 def _parse(text: str | None) -> dict[str, str]:

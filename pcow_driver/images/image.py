@@ -168,13 +168,14 @@ def list_directory(
     return found
 
 
-def total(directory: str, *, cache: str | None = None) -> model.Total:
+def total(directory: str, *files: str, cache: str | None = None) -> model.Total:
     """The sums over the images of a directory, by a program that does not say more of them.
 
+    :param files: only those of these names; none: all
     :param cache: as of :func:`list_directory`
     """
     return model.Total.from_json(
-        _json('list', '--total', *_cached(cache), '--', os.path.abspath(directory))
+        _json('list', '--total', *_cached(cache), '--', os.path.abspath(directory), *files)
     )
 
 

@@ -206,11 +206,18 @@ class Total:
 
     actual_size: int  # blocks that the pool holds for them
     may_grow: int  # most that their guests can add to that
+    may_grow_frozen: int  # the same, after snapshots were taken; of the unreadable their size
+    unreadable: int  # how many cannot be read, sealed or not
 
     @classmethod
     def from_json(cls, value: Any) -> Total:
         data = Reader(value, 'list --total')
-        return cls(data.integer('actual-size'), data.integer('may-grow'))
+        return cls(
+            data.integer('actual-size'),
+            data.integer('may-grow'),
+            data.integer('may-grow-frozen'),
+            data.integer('unreadable'),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -149,6 +149,7 @@ def extend(pool: pool_module.Pool, name: str, data_size: int) -> None:
         if growth > 0:
             pool.check_room(growth)
         grow(path, data_size)
+    pool.remember(name)
 
 
 def window(path: str, *, snapshot: str | None = None, force_share: bool = False) -> Window:
@@ -177,6 +178,30 @@ def check_size(
     :raises DeviceTooLarge:
     """
     size = _virtual_size(image.info(path, force_share=True), snapshot)
+    _check_end(path, size, data_size, owner, way_out)
+
+
+def checked_window(
+    path: str,
+    data_size: int,
+    owner: str,
+    way_out: str,
+    *,
+    snapshot: str | None = None,
+    force_share: bool = False,
+) -> Window:
+    """As :func:`window`, of no more data than that; who reads through it gets no more either,
+    whatever is written to the image meanwhile.
+
+    :raises: as :func:`window` and :func:`check_size`
+    """
+    found = window(path, snapshot=snapshot, force_share=force_share)
+    _check_end(path, found.offset + found.size, data_size, owner, way_out)
+    return found
+
+
+def _check_end(path: str, size: int, data_size: int, owner: str, way_out: str) -> None:
+    """:param size: of the image as a guest would see it"""
     if size <= info_block.OFFSET + data_size:
         return
     offset = _offset_below(path)
@@ -195,7 +220,7 @@ def _offset_below(path: str) -> int:
     """Where the data of an image begin, by what it stands on alone."""
     chain = image.chain(path, force_share=True)
     bottom = chain[-1]
-    if len(chain) == 1 or _is_of_service(bottom.filename):
+    if len(chain) == 1 or names.may_be_of_service(os.path.basename(bottom.filename)):
         return info_block.OFFSET
     at = chain[-2].base_snapshot
     below = info_block.parse(_read_block(bottom.filename, at, force_share=True))
@@ -253,7 +278,7 @@ def _check_offset(path: str, snapshot: str | None, offset: int) -> None:
     chain = image.chain(path, force_share=True)
     bottom = chain[-1]
     at = snapshot
-    allowed = not _is_of_service(bottom.filename)
+    allowed = not names.may_be_of_service(os.path.basename(bottom.filename))
     if len(chain) > 1:
         at = chain[-2].base_snapshot
         below = info_block.parse(_read_block(bottom.filename, at, force_share=True))
@@ -267,10 +292,6 @@ def _check_offset(path: str, snapshot: str | None, offset: int) -> None:
                 'the device can write that block'
             ),
         )
-
-
-def _is_of_service(path: str) -> bool:
-    return os.path.basename(path).lstrip('.').startswith(names.SERVICE_PREFIXES)
 
 
 def _most_offset(info: model.ImageInfo, snapshot: str | None) -> int:

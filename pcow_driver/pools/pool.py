@@ -209,16 +209,24 @@ class Pool:
                 found.append(ListedImage(name, path, None, value))
         return found
 
+    def known_size(self, name: str) -> int:
+        """Virtual size of an image that cannot be read, by which :meth:`account` counts it: as it
+        was when it could be; 0 if nobody knows that, or it was a template.
+        """
+        found = image.total(self.path, name + names.IMAGE_SUFFIX, cache=list_cache.path(self.uuid))
+        return found.may_grow_frozen if found.unreadable else 0
+
     def remember(self, name: str) -> None:
-        """Have it known what a new image stands on, before a guest can make it unreadable. Of those
-        of other users this user knows it from his next :meth:`listed` on.
+        """Have it known what a new image stands on, or how large one is now, before a guest can
+        make it unreadable. Of those of other users this user knows it from his next
+        :meth:`listed` on.
         """
         try:
             image.list_directory(
                 self.path, name + names.IMAGE_SUFFIX, cache=list_cache.path(self.uuid)
             )
         except (exception.PcowError, OSError) as e:  # the image is there, and its maker goes on
-            LOG.warning('What %s stands on is not known yet: %s', name, e)
+            LOG.warning('What %s stands on, and its size, are not known yet: %s', name, e)
 
     def images(self) -> list[PoolImage]:
         """As :meth:`listed`, with all that there is to say of each; a program looks at each.
@@ -255,25 +263,36 @@ class Pool:
         :raises ImageHasChildren: another image cannot be read, and stood on this one when it could
             be, or nobody knows what it stood on
         """
-        path, doubtful = self.existing_path(name), None
+        path, known, doubtful = self.existing_path(name), list[str](), None
         with contextlib.suppress(exception.ToolFailed):
             items = self.listed(base_uuid=uuid or image.info(path, force_share=True).uuid)
+            known = [item.name for item in items if item.summary]
             doubtful = frozenset(item.name for item in items if item.summary is None)
             if known_only or not doubtful:
-                return [item.name for item in items if item.summary]
-        return self._children_beside_damage(name, path, known_only, doubtful)
+                return known
+        return self._children_beside_damage(name, path, known_only, doubtful, known)
 
     def _children_beside_damage(
-        self, name: str, path: str, known_only: bool, doubtful: frozenset[str] | None
+        self,
+        name: str,
+        path: str,
+        known_only: bool,
+        doubtful: frozenset[str] | None,
+        known: list[str],
     ) -> list[str]:
-        """:param doubtful: what cannot be read and may stand on it; None: whatever cannot be"""
+        """
+        :param doubtful: what cannot be read and may stand on it; None: whatever cannot be
+        :param known: what was found to stand on it, and may not be readable any more
+        """
         items = {item.name: item for item in self.listed()}
         own = items.get(name)
         # with itself: what it stands on cannot stand on it, readable or not
         below = {item.name for item in _chain(items, name)}
         found = []
         for item in items.values():
-            if item.summary is None:
+            if item.name in known:
+                found.append(item.name)
+            elif item.summary is None:
                 may_stand = doubtful is None or item.name in doubtful
                 if may_stand and item.name not in below and not known_only:
                     raise exception.ImageHasChildren(

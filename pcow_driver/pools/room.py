@@ -33,7 +33,8 @@ def for_snapshot(*paths: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def for_long_snapshot(*paths: str) -> Iterator[None]:
-    """As :func:`for_snapshot`, of snapshots that take minutes: others work on the pools meanwhile.
+    """As :func:`for_snapshot`, of snapshots that take minutes, or for which a guest or its QEMU is
+    asked, which may never answer: others work on the pools meanwhile.
 
     :raises NoRoom:
     """

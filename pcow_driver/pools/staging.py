@@ -67,7 +67,8 @@ def set_aside_for_snapshot(pool: pool_module.Pool, *files: str) -> Iterator[None
     :param files: names of the files
     :raises NoRoom:
     """
-    name = f'.{files[0].removesuffix(names.IMAGE_SUFFIX)}'  # as no image is called
+    # as no image is called; what earlier versions made may have a longer name than a lock can
+    name = '.' + names.shortened(files[0].removesuffix(names.IMAGE_SUFFIX), names.MAX_NAME_BYTES)
     with locks.lock(_lock_name(pool, name)):
         with pool.lock():
             reserve(pool, name, thin=pool.check_snapshot_room(*files))

@@ -109,6 +109,7 @@ def check_source(source: Source) -> None:
     :raises SourceRejected: it is damaged
     :raises ToolFailed: it cannot be opened
     :raises ToolLimited: it is made to take all of the host
+    :raises ToolCrashed: it may be
     """
     if source.format != 'qcow2':
         return

@@ -378,15 +378,16 @@ class Domain:
         """
         names.check_new_snapshot_name(name)
         found, quiet = self.select(device), self._quiet() if quiesce else contextlib.nullcontext()
-        if isinstance(found, disk_xml.Disk) and self.active():
+        if not self.active():
+            with room.for_snapshot(found.path), quiet:
+                image.snapshot_create(found.path, name)
+        elif isinstance(found, disk_xml.Disk):
             with self._server(found) as server, quiet:
                 server.snapshot_create(name)
-            return
-        with room.for_snapshot(found.path), quiet:
-            if isinstance(found, libvirt_xml.Nvdimm) and self.active():
+        else:
+            # its agent and its QEMU answer when they like, and others need the pool meanwhile
+            with room.for_long_snapshot(found.path), quiet:
                 self.qmp('pcow-snapshot-create', id=self._backend(found), name=name)
-            else:
-                image.snapshot_create(found.path, name)
 
     def snapshot_list(self, device: str | None = None) -> list[model.Snapshot]:
         return image.snapshot_list(self.select(device).path, force_share=self.active())

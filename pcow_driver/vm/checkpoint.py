@@ -44,7 +44,7 @@ def take(found: domain.Domain, name: str, *, last: bool = False) -> model.Taken:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone(found))
         if not last:
-            stack.enter_context(room.for_snapshot(*found.writable()))
+            stack.enter_context(room.for_long_snapshot(*found.writable()))
         reply = _command(found, 'pcow-checkpoint-create', name)
     return model.Taken.from_json(reply)
 

@@ -4,10 +4,13 @@
 import os
 import socket
 from typing import Any
+from unittest import mock
 
 from cinder import exception
 from cinder.tests.unit import fake_constants
+from oslo_config import cfg
 
+from cinder_pcow import driver
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.pools import device
@@ -88,6 +91,14 @@ class VolumesTest(base.PcowTestCase):
             error = self.assertRaises(exception.VolumeBackendAPIException, *call)
             self.assertIn(f'{path} says that it holds 8 GiB of data', str(error))
             self.assertIn(f'the volume {volume.id} gives {2 if 2 in call else 1} GiB', str(error))
+        # what its QEMU has written since somebody looked
+        with (
+            mock.patch('cinder_pcow.validation.check_size'),
+            mock.patch('cinder_pcow.validation.check_snapshot_size'),
+        ):
+            for call in [*calls[:3], calls[-1]]:
+                error = self.assertRaises(exception.VolumeBackendAPIException, *call)
+                self.assertIn(f'{path} says that it holds 8 GiB of data', str(error))
         self.assertEqual([], self.files('two'))
         self.addCleanup(self.driver.connections.end, snapshot)
         self.driver.initialize_connection_snapshot(snapshot, own)
@@ -95,6 +106,26 @@ class VolumesTest(base.PcowTestCase):
         volume.size = 8
         connection = self.driver.initialize_connection(volume, {**own, 'mountpoint': '/dev/pmem1'})
         self.assertEqual(8 * GIB, connection['data']['size'])
+
+    def test_names_that_are_not_the_default(self) -> None:
+        """pcow knows them for those of volumes, as Cinder does; a mismatch is told."""
+        default = cfg.CONF.volume_name_template
+        cfg.CONF.set_override('volume_name_template', 'ours_%s')
+        self.addCleanup(cfg.CONF.clear_override, 'volume_name_template')
+        self.addCleanup(cfg.CONF.set_default, 'volume_name_template', default, 'pcow')
+        self.driver = self.make_driver()
+        volume = self.volume()
+        self.assertEqual([f'ours_{volume.id}.pcow'], self.files())
+        image.seal(self.path(volume))  # as its QEMU can write
+        self.driver.delete_volume(volume)
+        self.assertEqual([], self.files())
+        for template, calls in (('ours_%s', 0), ('theirs_%s', 1)):
+            cfg.CONF.set_override('volume_name_template', template, 'pcow')
+            self.addCleanup(cfg.CONF.clear_override, 'volume_name_template', 'pcow')
+            with mock.patch.object(driver.LOG, 'warning') as warning:
+                self.make_driver()
+            told = [call for call in warning.mock_calls if 'volume_name_template' in str(call)]
+            self.assertEqual(calls, len(told))
 
     def test_extend_within_the_limits_of_the_pool(self) -> None:
         volume = self.volume(size=1)

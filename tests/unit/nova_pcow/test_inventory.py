@@ -19,6 +19,7 @@ from nova_pcow import flavor
 from nova_pcow import inventory
 from pcow_driver.common import conf
 from pcow_driver.common import units
+from pcow_driver.pools import device
 from pcow_driver.pools import registry
 from tests.unit import sick_pool
 from tests.unit.nova_pcow import base
@@ -129,6 +130,21 @@ class InventoryTest(fixtures.TestWithFixtures, unittest.TestCase):
                 file.write_bytes(bytes(size * units.MIB))
                 clock = 60 * minutes
                 self.assertEqual(reserved, self.told(tree, quiet)['node_pcow_well']['reserved'])
+
+    def test_image_that_cannot_be_read(self) -> None:
+        """Its server claims it still: it is not what others take beside the claims."""
+        self.run_program('mount', '-o', 'remount,size=1g', self.directory / 'well')
+        pool = registry.PoolRegistry().set('well', overcommit=1.0)
+        server = f'server-{uuidutils.generate_uuid()}'
+        for path in (
+            device.create(pool, f'{server}-data0', 256 * units.MIB),
+            pool.create_image(f'{server}-ram', size=256 * units.MIB),
+        ):
+            before = self.told()['node_pcow_well']['reserved']
+            self.assertLess(before, 40)  # metadata, info block, and half a percent
+            with open(path, 'r+b') as file:
+                file.write(bytes(4096))
+            self.assertLess(abs(self.told()['node_pcow_well']['reserved'] - before), 10)
 
     def test_of_a_full_pool_no_more_is_reserved_than_it_has(self) -> None:
         registry.PoolRegistry().set('well', critical=0, low=0)

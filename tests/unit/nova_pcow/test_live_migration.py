@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 import shutil
@@ -95,8 +96,8 @@ class LiveMigrationTest(base.TestCase):
         self.on(source)
         images = live_migration.leaving(uuid)
         pool = self.on(target)
-        live_migration.check_arrival(uuid, pool, [pool], images)
-        paths = live_migration.prepare(uuid, pool, images, 'address', str(self.instance))
+        live_migration.check_arrival(uuid, pool, [pool], images, _FLAVOR)
+        paths = live_migration.prepare(uuid, pool, images, _FLAVOR, 'address', str(self.instance))
         self.assertEqual([], os.listdir(self.instance))
         made = storage.find(uuid)
         self.assertEqual({item.role: item.path for item in made}, paths)
@@ -219,7 +220,7 @@ class LiveMigrationTest(base.TestCase):
         images = live_migration.leaving(_UUID)
         pool = self.on('there')
         error = self.assertRaises(
-            exception.PcowError, live_migration.check_arrival, _UUID, pool, [pool], images
+            exception.PcowError, live_migration.check_arrival, _UUID, pool, [pool], images, _FLAVOR
         )
         self.assertIn(words, str(error))
 
@@ -232,6 +233,7 @@ class LiveMigrationTest(base.TestCase):
             pool,
             list(self.pools.values()),
             images,
+            _FLAVOR,
         )
         self.assertIn('both hosts see the pool of the server', str(error))
 
@@ -239,6 +241,33 @@ class LiveMigrationTest(base.TestCase):
         registry.PoolRegistry().set('there', overcommit=0.00001)
         self.pools['there'] = registry.PoolRegistry().get('there')
         self.check_refused('more cannot be provisioned in the pool there')
+
+    def test_more_than_the_flavor_gives(self) -> None:
+        for role, size in (('data0', 8), ('root', 20)):
+            image.resize(self.path(role), size * units.MIB)
+            self.check_refused(f'{storage.image_name(_UUID, role)} has {size} MiB on its host, and')
+            self.on('here')
+            image.resize(self.path(role), (size - 2) * units.MIB, shrink=True)
+        self.arrive()
+
+    def test_more_than_the_flavor_gives_behind_a_page_map(self) -> None:
+        """Whether there is one, what the image stands on tells."""
+        wanted = dataclasses.replace(_FLAVOR, root_size=256 * units.MIB)
+        (root, _data), pool = live_migration.leaving(_UUID), self.on('there')
+        images = [dataclasses.replace(root, size=260 * units.MIB)]
+        live_migration.check_arrival(_UUID, pool, [pool], images, wanted)
+        error = self.assertRaises(
+            live_migration.LiveMigrationRefused,
+            live_migration.prepare,
+            _UUID,
+            pool,
+            images,
+            wanted,
+            'address',
+            str(self.instance),
+        )
+        self.assertIn('has 260 MiB on its host, and the flavor small gives 256 MiB', str(error))
+        self.assertEqual([], storage.find(_UUID))
 
     def test_pool_of_another_class(self) -> None:
         with mock.patch.object(
@@ -256,9 +285,9 @@ class LiveMigrationTest(base.TestCase):
         self.on('here')
         images = live_migration.leaving(_UUID)
         pool = self.on('there')
-        live_migration.check_arrival(_UUID, pool, [pool], images)
+        live_migration.check_arrival(_UUID, pool, [pool], images, _FLAVOR)
         notes.forget(notes.ARRIVING, uuid=_UUID)
-        live_migration.check_arrival(_UUID, pool, [pool], images)  # each says it itself
+        live_migration.check_arrival(_UUID, pool, [pool], images, _FLAVOR)  # each says it itself
         self.assertEqual(2, len(live_migration.arriving(_UUID)))
         for item in live_migration.arriving(_UUID):
             # as QEMU does when all has arrived

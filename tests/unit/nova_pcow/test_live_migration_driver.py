@@ -51,6 +51,13 @@ class LiveMigrationDriverTest(two_hosts.TwoHostsTestCase):
         self.check_stayed('error', 'says that it holds')
         self.assertEqual([], self.files('host2'))
 
+    def test_image_that_is_larger_than_the_flavor_for_the_new_host(self) -> None:
+        """As its own host looks earlier, and may be of an earlier version."""
+        image.resize(str(self.files('host1')[0]), 8 << 30)
+        with mock.patch('nova_pcow.storage.check_sizes'):
+            self.check_stayed('error', ' has 8 GiB on its host, and the flavor ')
+        self.assertEqual([], self.files('host2'))
+
     def test_pool_that_is_full(self) -> None:
         self.outcome = 'pool is full'
         self.check_stayed('failed', 'its pool is full, make room and migrate again')

@@ -272,7 +272,9 @@ class MigrationTest(base.TestCase):
                 lambda: migration.check_travels(_UUID),
                 lambda: migration.send(_UUID, str(self.instance), None),
                 lambda: live_migration.leaving(_UUID),
-                lambda: snapshot.export(root, None, str(self.directory / 'upload'), 'raw'),
+                lambda: snapshot.export(
+                    root, device.window(root), None, str(self.directory / 'upload'), 'raw'
+                ),
                 lambda: transfer.send(root, io.BytesIO()),
             ):
                 self.assertRaisesRegex(exception.PcowError, 'rebase -u -b', refused)

@@ -236,7 +236,7 @@ class ServerTest(RamTestCase):
     def test_what_it_claims(self) -> None:
         """All of the image, which has no info block."""
         server = self.boot(self.make_ram_flavor())
-        claimed = {item.name: inventory._claimed(item) for item in self.pool.listed()}
+        claimed = {item.name: inventory._claimed(self.pool, item) for item in self.pool.listed()}
         self.assertEqual(RAM_MB * units.MIB, claimed[f'server-{server["id"]}-ram'])
         self.assertEqual(units.GIB, claimed[f'server-{server["id"]}-root'])
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an image says of its size is not believed: its QEMU can write that."""
 
+from collections.abc import Iterator
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -164,6 +166,40 @@ class ServerTest(test_resize.ResizeTestCase):
         self.check_refused('says that it holds 3 GiB of data')
         self.assertIn('InstanceFaultRollback', self.fault(self.server))
         self.assertEqual([], image.snapshot_list(str(self.root)))
+
+    def snapshot(self) -> Any:
+        """The driver's part of an image of the server, to a Glance that takes whatever comes."""
+        driver, uploaded = self.computes['compute1'].driver, list[int]()
+        with mock.patch.object(
+            driver._image_api,
+            'update',
+            side_effect=lambda _context, _id, _metadata, f: uploaded.append(f.seek(0, os.SEEK_END)),
+        ):
+            driver.snapshot(
+                context.get_admin_context(), self.instance(), nova_base.IMAGE, mock.Mock()
+            )
+        return uploaded
+
+    def test_image_of_a_server(self) -> None:
+        """Of one that runs what counts is the snapshot, in the same file."""
+
+        @contextlib.contextmanager
+        def frozen(_found: Any, path: str, _name: str, *, quiesce: bool) -> Iterator[str]:
+            assert not quiesce
+            image.snapshot_create(path, 'upload')
+            image.resize(path, info_block.OFFSET + units.GIB, shrink=True)
+            yield 'upload'
+
+        self.flags(snapshot_image_format='raw', group='libvirt')
+        self._stop_server(self.server)
+        self.assertEqual([units.GIB], self.snapshot())
+        self.forge(8 * units.GIB)
+        words = 'says that it holds 8 GiB of data'
+        error = self.assertRaises(nova_exception.InternalError, self.snapshot)
+        self.assertIn(words, str(error))
+        with mock.patch('nova_pcow.snapshot.frozen', frozen):
+            error = self.assertRaises(nova_exception.InternalError, self.snapshot)
+        self.assertIn(words, str(error))
 
     def test_resize_to_what_it_says(self) -> None:
         self.forge(2 * units.GIB)

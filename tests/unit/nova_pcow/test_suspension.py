@@ -160,7 +160,10 @@ class RamSuspensionTest(recorded.TestCase):
         self.assertRaises(exception.NoRoom, self.suspension.suspend)
         room.assert_called_once_with(str(self.ram), str(self.nvdimm))
         self.assertEqual(([], False), (self.recorded.calls, self.suspension.begun))
-        room.side_effect = [contextlib.nullcontext(), refused]
+        room.side_effect = [contextlib.nullcontext()]
+        self.useFixture(
+            fixtures.MockPatch('pcow_driver.pools.room.for_long_snapshot', side_effect=[refused])
+        )
         self.assertRaises(exception.NoRoom, self.suspension.suspend)
         self.assertEqual(['save', 'suspend', 'resume'], self.recorded.calls)
 

@@ -118,6 +118,19 @@ class RunTest(base.TestCase):
             )
             self.assertEqual('', tool.run(program))
 
+    def test_program_that_has_a_fault(self) -> None:
+        """The limit is told where it was met, and not of every end by a signal."""
+        limits = tool.Limits(cpu=30)
+        for name in ('SEGV', 'BUS'):
+            program = self.script('faulty', f'#!/bin/sh\nkill -{name} $$\n')
+            crashed = self.assertRaises(exception.ToolCrashed, tool.run, program, limits=limits)
+            self.assertIn(f'faulty has crashed (SIG{name})', str(crashed))
+            self.assertIn('or its limit of 1 GiB of memory is the reason', str(crashed))
+        said = "x.c:7: f: Assertion \\`a' failed."
+        program = self.script('wrong', f'#!/bin/sh\necho "{said}" >&2; kill -ABRT $$\n')
+        error = self.assertRaises(exception.ToolFailed, tool.run, program, limits=limits)
+        self.assertIn("Assertion `a' failed", str(error))
+
     def _wait_for(self, path: Path) -> str:
         deadline = time.monotonic() + 30
         while not path.exists():

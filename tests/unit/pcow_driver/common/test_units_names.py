@@ -76,6 +76,24 @@ class UnitsTest(base.TestCase):
 
 
 class NamesTest(base.TestCase):
+    def test_of_a_service(self) -> None:
+        uuid = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+        mine = f'v.{uuid}_x'
+        always = (f'server-{uuid}-root', f'server-{uuid}-data12', f'volume-{uuid}')
+        never = ('server-2022', f'server-{uuid}', f'volume-{uuid}-2', 'v.1_x', f'v,{uuid}_x', uuid)
+        self.assertEqual(
+            [*always], [name for name in (*always, *never, mine) if names.is_of_service(name)]
+        )
+        self.configure(volume_name_template='v.%s_x')
+        self.assertEqual(
+            [*always, mine], [name for name in (*always, *never, mine) if names.is_of_service(name)]
+        )
+        for name in (f'{mine}.pcow', f'.{mine}.pcow.part', f'.{mine}.pcow.part.0a.partial', mine):
+            self.assertTrue(names.may_be_of_service(name))
+        for name in ('volume-large.pcow', '.server-1.pcow.part'):
+            self.assertTrue(names.may_be_of_service(name))
+        self.assertFalse(names.may_be_of_service('v.large_x.pcow'))
+
     def test_accepts(self) -> None:
         for name in ('a', 'debian-12', 'Größe 1', 'x' * 240, 'a.b', 'a,b'):
             self.assertEqual(name, names.check_name('image', name))

@@ -7,13 +7,18 @@ import os
 from pathlib import Path
 import shutil
 import tempfile
+from typing import Any
+from unittest import mock
 
 from pcow_driver.common import exception
+from pcow_driver.copies import fork
+from pcow_driver.health import garbage
 from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.pools import list_cache
 from pcow_driver.pools import registry
 from pcow_driver.snapshots import trash
+from pcow_driver.virt import domain
 from tests.unit.pcow_driver import base
 
 
@@ -79,6 +84,22 @@ class ChildrenTest(base.TestCase):
         trash.collect(self.pool)  # as the next start of the service does
         self.assertEqual([], self.pool.entries())
 
+    def test_child_that_becomes_unreadable_between_two_looks(self) -> None:
+        self.pool.create_image('another', size=2 << 20)
+        self.damage('another')
+        self.forget()
+        looked = type(self.pool).listed
+
+        def listed(pool: Any, **options: Any) -> Any:
+            found = looked(pool, **options)
+            if 'base_uuid' in options:
+                self.damage('fork')
+                os.unlink(self.pool.existing_path('another'))
+            return found
+
+        with mock.patch.object(type(self.pool), 'listed', listed):
+            self.assertEqual(['fork'], self.pool.children('parent'))
+
     def test_beside_an_image_whose_file_is_another_one(self) -> None:
         """By the time of its birth: its number alone may come again."""
         self.pool.create_image('other', size=2 << 20)
@@ -97,6 +118,26 @@ class ChildrenTest(base.TestCase):
         self.damage('fork')
         self.check_kept('other')
         self.pool.delete_image('parent')
+
+    def test_restore_in_place(self) -> None:
+        """The file is the same one: what is known of it is of before, until somebody looks at it,
+        or it is forgotten.
+        """
+        self.pool.create_image('other', size=2 << 20)
+        path = Path(self.pool.existing_path('fork'))
+        backup = path.read_bytes()
+        for look, kept in ((self.pool.account, 'parent'), (lambda: None, 'other')):
+            image.rebase(str(path), self.pool.existing_path('other'))
+            self.pool.listed()
+            path.write_bytes(backup)
+            look()
+            self.damage('fork')
+            self.check_kept(kept)
+            path.write_bytes(backup)
+        self.damage('fork')
+        self.forget()
+        for name in ('parent', 'other'):
+            self.check_kept(name)
 
     def test_open_image(self) -> None:
         """One that runs all the time is known as well."""
@@ -158,18 +199,49 @@ class ChildrenTest(base.TestCase):
         self.assertGreaterEqual(after.provisioned, before.provisioned - (8 << 20))
         self.assertLessEqual(after.provisioned, before.provisioned)
 
+    def test_fork_is_known_at_once(self) -> None:
+        image.snapshot_create(self.pool.existing_path('parent'), 's')
+        self.pool.create_image('other', size=2 << 20)
+        fork.fork(self.pool.existing_path('parent'), 's', 'second')
+        self.damage('second')
+        self.pool.delete_image('other')
+        self.pool.delete_image('fork')
+        self.check_kept('parent')
+
+    def test_size_of_an_image_that_grew_is_known_at_once(self) -> None:
+        device.create(self.pool, 'volume-1', 2 << 20)
+        device.extend(self.pool, 'volume-1', 64 << 20)
+        self.damage('volume-1')
+        self.assertGreaterEqual(self.pool.account().provisioned, 64 << 20)
+
     def test_service_image_that_says_it_is_a_template(self) -> None:
         """No service makes one of it, so it has been written there."""
         uuid = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
         server, volume = f'server-{uuid}-root', f'volume-{uuid}'
-        for name in (server, volume, 'server-2022', 'volume-large'):
+        self.configure(volume_name_template='ours_%s')
+        ours = f'ours_{uuid}'  # as Cinder may be configured
+        for name in (server, volume, ours, 'server-2022', 'volume-large'):
             self.pool.create_image(name, size=2 << 20)
             image.seal(self.pool.existing_path(name))
         self.pool.delete_image(server, force=True)
         self.assertTrue(trash.delete_image(self.pool, volume))
+        self.assertTrue(trash.delete_image(self.pool, ours))
         for name in ('server-2022', 'volume-large'):
             self.assertRaises(exception.IsATemplate, self.pool.delete_image, name, force=True)
             self.pool.delete_template(name)
+
+    def test_volume_that_cinder_calls_otherwise_is_no_garbage(self) -> None:
+        """It is detached, and in no domain."""
+        name = 'ours_0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+        os.utime(self.pool.create_image(name, size=2 << 20), (0, 0))
+        for template, found in (('volume-%s', 1), ('ours_%s', 0)):
+            self.configure(volume_name_template=template)
+            named = [
+                one
+                for one in garbage.find(self.pool, domain.Files())
+                if one.kind is garbage.Kind.UNUSED_IMAGE and name in one.path
+            ]
+            self.assertEqual(found, len(named))
 
     def test_volume_that_is_kept_for_its_children(self) -> None:
         name = 'volume-0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'

@@ -110,6 +110,13 @@ class GuestWritesTest(base.TestCase):
         device.extend(self.pool, 'volume-1', 2 * GIB)
         self.assertEqual(2 * GIB + info_block.OFFSET, image.info(path).virtual_size)
 
+    def test_offset_of_a_volume_that_cinder_calls_otherwise(self) -> None:
+        self.configure(volume_name_template='ours_%s')
+        name = 'ours_0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+        path = device.create(self.pool, name, GIB)
+        self.write(path, 4 * MIB, 2 * MIB)
+        self.assertRaises(exception.DeviceInvalid, device.window, path)
+
     def test_offset_of_a_server(self) -> None:
         self.make_template('image-1', info_block.PageMap.RAM)
         path = device.create_on(self.pool, 'server-1-root', 'image-1', data_size=GIB)

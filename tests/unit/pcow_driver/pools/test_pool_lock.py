@@ -18,6 +18,7 @@ from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import image_locks
 from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import staging
 from tests.unit.pcow_driver import base
 
 SERVICE, GROUP = 65534, 65533
@@ -73,6 +74,24 @@ class PoolLockTest(base.TestCase):
         thread = threading.Thread(target=take)
         thread.start()
         return thread, done
+
+    def test_what_the_pool_alone_does_not_tell(self) -> None:
+        """What another host makes, and sets aside, is known by its locks, if they are shared."""
+        here, other = self.directory / 'state', self.directory / 'other'
+        with staging.building(self.pool, 'new'):
+            with self.pool.lock():
+                staging.reserve(self.pool, 'new', thin=SIZE)
+            self.assertEqual(SIZE, self.pool.account().building)
+            (other / 'locks').mkdir(parents=True)
+            self.configure(state_path=str(other))
+            self.assertEqual(0, self.pool.account().building)
+            subprocess.run(['mount', '--bind', here / 'locks', other / 'locks'], check=True)
+            try:
+                self.assertEqual(SIZE, self.pool.account().building)
+                self.assertEqual(['new'], staging.in_the_making(self.pool))
+            finally:
+                subprocess.run(['umount', '-l', other / 'locks'], check=True)
+                self.configure(state_path=str(here))
 
     def test_two_hosts(self) -> None:
         for _again in range(2):  # the file is there the second time

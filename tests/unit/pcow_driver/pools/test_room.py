@@ -3,20 +3,28 @@
 images are real.
 """
 
+from collections.abc import Iterator
+import contextlib
 import os
 from pathlib import Path
+import socket
 import subprocess
 import sys
 import threading
+from typing import Any
 
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.copies import fork
+from pcow_driver.export import control_socket
 from pcow_driver.images import image
 from pcow_driver.pools import provisioned
 from pcow_driver.pools import registry
 from pcow_driver.pools import room
 from pcow_driver.templates import template
+from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_xml
+from pcow_driver.vm import checkpoint
 from tests.unit.pcow_driver import base
 
 MIB = units.MIB
@@ -112,6 +120,84 @@ class RoomTest(base.TestCase):
         self.assertEqual(['vm.pcow'], self.pool.entries())
         fork.export(self.path, str(self.directory / 't.pcow'), 'pcow')
 
+    def guest(self, meanwhile: Any) -> domain.Domain:
+        """One that runs on the image; ``meanwhile`` is called as its agent, or its QEMU, works."""
+
+        class Guest(domain.Domain):
+            name, uuid = 'vm', '6f0c1c52-5d1e-4c0b-9a3f-2b7e4f90d1a6'
+
+            def __init__(self) -> None:
+                pass
+
+            def active(self) -> bool:
+                return True
+
+            def ram(self) -> str:
+                return self.path
+
+            def images(self) -> list[domain.Image]:
+                return [libvirt_xml.Nvdimm(path=self.path, size=1, alias='a')]
+
+            def writable(self) -> list[str]:
+                return [self.path]
+
+            @contextlib.contextmanager
+            def _quiet(self) -> Iterator[None]:
+                meanwhile()
+                yield
+
+            def qmp(self, command: str, **arguments: str | int) -> Any:
+                meanwhile()
+                return {'pause': 0, 'durable': 0, 'state-size': 0}
+
+            path = self.path
+
+        return Guest()
+
+    def test_snapshot_of_a_guest_that_is_slow(self) -> None:
+        """Others work on the pool meanwhile, and get nothing of what the guest can fill then."""
+        self.leave(16 * MIB)
+        seen = []
+
+        def look() -> None:
+            def lock() -> None:
+                with self.pool.lock():
+                    entered.set()
+
+            entered = threading.Event()
+            threading.Thread(target=lock, daemon=True).start()
+            seen.append(entered.wait(5))
+            self.assertRaises(exception.NoRoom, self.pool.check_room, 16 * MIB)
+
+        self.guest(look).snapshot_create('s1', quiesce=True)
+        checkpoint.take(self.guest(look), 's2')
+        ours, servers = socket.socketpair()
+
+        def answer() -> None:
+            with servers:
+                servers.recv(4096)
+                look()
+                servers.sendall(b'ok\n')
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with ours:
+            ours.settimeout(60)
+            control_socket.Server(self.path, ours).snapshot_create('s3')
+        server.join()
+        self.assertEqual([True] * 4, seen)
+        self.pool.check_room(16 * MIB)
+        self.leave(0)
+        self.assertRaises(exception.NoRoom, self.guest(look).snapshot_create, 's1', quiesce=True)
+
+    def test_snapshot_of_a_guest_whose_image_has_a_long_name(self) -> None:
+        """As earlier versions allowed."""
+        path = self.pool.image_path('x' * 235)
+        os.rename(self.path, path)
+        self.path = path
+        self.leave(16 * MIB)
+        self.guest(lambda: None).snapshot_create('s1')
+
     def test_what_is_given_up_for_a_moment(self) -> None:
         entered = threading.Event()
 
@@ -138,3 +224,10 @@ class RoomTest(base.TestCase):
         self.assertIn('takes nothing new', self.resize(18 * MIB))
         self.assertEqual('', self.resize(8 * MIB, '--shrink'))
         self.assertEqual(8 * MIB, image.info(self.path).virtual_size)
+
+    def test_resized_image_that_cannot_be_read(self) -> None:
+        """Its size counts as it is now, though nobody has looked at the pool since."""
+        self.assertEqual('', self.resize(64 * MIB))
+        with open(self.path, 'r+b') as f:
+            f.write(bytes(4096))
+        self.assertGreaterEqual(self.pool.account().provisioned, 64 * MIB)
