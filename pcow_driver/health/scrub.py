@@ -46,7 +46,7 @@ def _compare(path: str, rate: int, *, sealed: bool) -> scrubs.Result:
         return scrubs.Result(inode, checked, problem=str(e))
     if not found.data_checked and not sealed and not found.corruptions_certain:
         return scrubs.Result(inode, checked, problem='it is in use, or its metadata is damaged')
-    return scrubs.of_check(inode, checked, found, sealed=sealed)
+    return scrubs.of_check(inode, checked, found, certain=sealed or found.certain)
 
 
 def keep(pool: pool_module.Pool, name: str, path: str, found: model.CheckResult) -> None:

@@ -284,8 +284,8 @@ class CheckResult:
     filename: str
     corruptions: int
     corruptions_fixed: int
-    # of them those that nobody's writing meanwhile looks like; with the image's lock: all
-    corruptions_certain: int
+    certain: bool  # nobody wrote meanwhile: what was found is no mistake, and all was looked at
+    corruptions_certain: int  # of them those that no writing meanwhile looks like
     leaks: int
     leaks_fixed: int
     leaks_doubtful: int  # of the leaks: what may hold data
@@ -334,6 +334,7 @@ class CheckResult:
             filename=data.string('filename'),
             corruptions=data.integer('corruptions', 0),
             corruptions_fixed=data.integer('corruptions-fixed', 0),
+            certain=data.boolean('certain'),
             corruptions_certain=data.integer('corruptions-certain', 0),
             leaks=data.integer('leaks', 0),
             leaks_fixed=data.integer('leaks-fixed', 0),

@@ -167,14 +167,14 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec='microseconds')
 
 
-def of_check(inode: int, checked: str, found: model.CheckResult, *, sealed: bool = True) -> Result:
+def of_check(inode: int, checked: str, found: model.CheckResult, *, certain: bool = True) -> Result:
     """What a check with its data has found of one image.
 
     :param inode: of the file, from before it was looked at
-    :param sealed: False: somebody may write to it, and what is doubtful may be what he begins
+    :param certain: False: somebody writes to it, and what is doubtful may be what he begins
     """
     findings = [one.message for one in found.findings if one.kind == 'corruption']
-    if sealed and not findings and found.damage:
+    if certain and not findings and found.damage:
         findings = [found.damage]
     return Result(
         inode,

@@ -336,6 +336,7 @@ class CheckTest(images.ImageTestCase):
                 'format': 'pcow',
                 'check-errors': 0,
                 'corruptions': 0,
+                'certain': True,
                 'corruptions-certain': 0,
                 'corruptions-fixed': 0,
                 'leaks': 0,

@@ -86,9 +86,12 @@ class ChecksumTest(images.ImageTestCase):
         self.img('convert', '-q', '--accept-damage', '-O', 'raw', 'a.pcow', 'old')
         self.img('compare', '-q', 'a.pcow', '-F', 'raw', 'whole', code=1)
         self.img('compare', '-q', 'a.pcow', '-F', 'raw', 'old')
-        # a server goes on, and so does what is taken of it
+        # a server goes on; what is copied of it has what is damaged below
         self.img('create', '-q', '-b', 'a.pcow', 'server.pcow')
-        self.img('convert', '-q', '-O', 'raw', 'server.pcow', 'new')
+        self.img_fails(
+            'convert', '-O', 'raw', 'server.pcow', 'new', message=r'a\.pcow is damaged: the 2 MiB'
+        )
+        self.img('convert', '-q', '--accept-damage', '-O', 'raw', 'server.pcow', 'new')
 
     def test_convert_without_a_lock(self):
         self.img('seal', '-q', '--checksums', 'a.pcow')

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "image/lock.h"
 #include "image/mirror.h"
@@ -73,7 +74,7 @@ static void begin(struct check *check, const struct check_request *request, bool
         .repair = repair,
         .intended = request->flags & PCOW_CHECK_REPAIR,
         .dropped_before = dropped,
-        .unlocked = request->flags & PCOW_CHECK_FORCE_SHARE,
+        .unlocked = check->unlocked,
         .finding = tell ? request->finding : NULL,
         .loss = tell ? request->loss : NULL,
         .opaque = request->opaque,
@@ -102,6 +103,7 @@ static int pass(struct check *check, const struct check_request *request, bool r
     memcpy(request->result->rescue_suffix, suffix, sizeof suffix);
     begin(check, request, repair, tell, dropped);
     ret = run(check);
+    request->result->certain = !check->unlocked;
     count_slabs(check);
     check_tell_losses(check);
     check_end_of_findings(check);
@@ -117,16 +119,45 @@ static int open_file(struct check *check, const struct check_request *request, u
                      flags | (request->held ? FILE_FORCE_SHARE : 0), observer, request->error);
 }
 
+static bool is_unchanged(const struct check *check, const struct stat *before)
+{
+    struct stat now;
+
+    return !file_has_writer(&check->file) && fstat(check->file.fd, &now) == 0
+           && now.st_size == before->st_size && now.st_ctim.tv_sec == before->st_ctim.tv_sec
+           && now.st_ctim.tv_nsec == before->st_ctim.tv_nsec;
+}
+
+/*
+ * Without a lock, as somebody else may want it meanwhile. A writer changes the time of the file
+ * before anything else of it: if nobody came, what is found is as good as with one.
+ */
+static int look_unlocked(struct check *check, const struct check_request *request, bool tell)
+{
+    struct stat before;
+    bool steady = fstat(check->file.fd, &before) == 0 && !file_has_writer(&check->file);
+    int ret = 0;
+
+    if (steady)
+        ret = pass(check, request, false, false);
+    check->unlocked = ret || !steady || !is_unchanged(check, &before);
+    ret = pass(check, request, false, tell);
+    request->result->certain = !check->unlocked && is_unchanged(check, &before);
+    if (!check->unlocked && !request->result->certain)
+        request->result->corruptions_certain = 0;
+    return ret;
+}
+
 /* Find out, and change nothing. */
 static int look(struct check *check, const struct check_request *request, bool tell)
 {
-    int ret =
-        open_file(check, request, request->flags & PCOW_CHECK_FORCE_SHARE ? FILE_FORCE_SHARE : 0,
-                  request->flags & PCOW_CHECK_REPAIR ? NULL : request->observer);
+    bool unlocked = request->flags & PCOW_CHECK_FORCE_SHARE;
+    int ret = open_file(check, request, unlocked ? FILE_FORCE_SHARE : 0,
+                        request->flags & PCOW_CHECK_REPAIR ? NULL : request->observer);
 
     if (ret)
         return ret;
-    ret = pass(check, request, false, tell);
+    ret = unlocked ? look_unlocked(check, request, tell) : pass(check, request, false, tell);
     file_close(&check->file);
     return ret;
 }

@@ -215,10 +215,12 @@ int check_mirror(struct check *check);
  * writer which was killed had changed, of one of which no two copies agree, or without a mirror.
  */
 bool check_is_proven(const struct check *check, uint64_t offset);
-/* Has the mirror of a page that is not proven anything, from before that was changed? */
-bool check_was_used(const struct check *check, uint64_t offset);
-/* The same of pages of a slab, whose owner is still the same. */
+/*
+ * What the mirror has of before, where the metadata is not proven: does it name pages of a slab,
+ * whose owner is still the same? / an owner of data?
+ */
 bool check_had_pages(const struct check *check, uint64_t slab);
+bool check_had_owner(const struct check *check, uint64_t slab, struct owner *owner);
 /* After check_length(). */
 int check_cut_mirror(struct check *check);
 

@@ -3,6 +3,7 @@
 #include "check/check.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -45,12 +46,70 @@ static bool page_is_empty(const struct check *check, uint64_t slab)
     return next_known(check, first) >= first + OWNERS_PER_PAGE;
 }
 
-/* A writer that is killed leaves slabs in a page of the slab table that nothing was in before. */
-static enum check_doubt doubt_of(const struct check *check, uint64_t slab)
+/* Slabs with data, by owner; made when it is asked for. */
+struct owned {
+    struct check_slab **list;
+    size_t count;
+};
+
+static int find_owned(struct check *check, struct owned *owned, struct owner owner, bool *found)
 {
-    return check->file.heads >= MIRROR_HEADS && !check_was_used(check, owner_offset(slab))
-               ? DOUBT_NONE
-               : DOUBT_LOST;
+    size_t low = 0, high;
+    int ret = owned->list ? 0
+                          : check_sort_by_owner(check, OWNER_DATA, &owned->list, &owned->count);
+
+    if (ret)
+        return ret;
+    for (high = owned->count; low < high;) {
+        size_t middle = low + (high - low) / 2;
+        const struct owner *of = &owned->list[middle]->owner;
+
+        if (of->layer < owner.layer || (of->layer == owner.layer && of->number < owner.number))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    *found = low < owned->count && owned->list[low]->owner.layer == owner.layer
+             && owned->list[low]->owner.number == owner.number;
+    return 0;
+}
+
+/*
+ * Where a writer that was killed had changed the slab table, its mirror tells whose a slab was
+ * before. A snapshot keeps each guest slab that it has, in this file slab or in another one; so if
+ * it has none, the owner word was lost.
+ */
+static int was_of_snapshot(struct check *check, struct owned *owned, uint64_t slab,
+                           struct owner *owner, bool *lost)
+{
+    const struct check_layer *layer;
+    bool found = false;
+    int ret;
+
+    *lost = false;
+    if (!check_had_owner(check, slab, owner))
+        return 0;
+    layer = check_find_layer(check, owner->layer);
+    if (!layer || !layer->alive || layer->doubtful || layer->layer.state != LAYER_SNAPSHOT)
+        return 0;
+    ret = find_owned(check, owned, *owner, &found);
+    *lost = !ret && !found;
+    return ret;
+}
+
+static int lose_blocks(struct check *check, uint64_t slab, struct owner owner)
+{
+    int ret = check_lose_slab(check, slab, owner);
+
+    if (ret)
+        return ret;
+    check->gone++;
+    check_doubtful(check, DOUBT_LOST,
+                   "file slab %llu has blocks, but no owner, and by the mirror it holds guest bytes "
+                   "from %llu of layer %u: its owner word was lost",
+                   (unsigned long long)slab, (unsigned long long)owner.number << SLAB_BITS,
+                   owner.layer);
+    return 0;
 }
 
 /*
@@ -58,36 +117,37 @@ static enum check_doubt doubt_of(const struct check *check, uint64_t slab)
  * it have blocks and valid pages, it may be that page that is lost: the pages of such a slab are
  * kept. Not of one whose bitmap says that it was set free, by a revert or a deletion.
  */
-static int free_blocks(struct check *check, uint64_t slab)
+static int free_blocks(struct check *check, struct owned *owned, uint64_t slab)
 {
     static const struct owner nobody = {.kind = OWNER_NONE};
     size_t before = check->loss_count;
     struct page_set bitmap;
-    int ret = check_bitmap(check, slab, &bitmap);
+    struct owner owner;
+    bool lost;
+    int ret = was_of_snapshot(check, owned, slab, &owner, &lost);
 
+    if (!ret && lost)
+        ret = lose_blocks(check, slab, owner);
+    if (ret || lost)
+        return ret ? ret : check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+    ret = check_bitmap(check, slab, &bitmap);
     if (!ret && !bitmap_is_released(bitmap.word) && page_is_empty(check, slab))
         ret = check_lose_slab(check, slab, nobody);
     if (ret)
         return ret;
-    if (check->loss_count > before) {
-        check->gone += check->file.heads >= MIRROR_HEADS
-                       && check_was_used(check, owner_offset(slab));
-        check_doubtful(check, doubt_of(check, slab),
+    if (check->loss_count > before)
+        check_doubtful(check, check->file.heads < MIRROR_HEADS ? DOUBT_LOST : DOUBT_NONE,
                        "file slab %llu has blocks, but no owner, and no more have the slabs beside "
                        "it: what an interrupted operation left, or a page of the slab table was "
                        "lost",
                        (unsigned long long)slab);
-    } else {
+    else
         check_leak(check, "file slab %llu has blocks, but no owner", (unsigned long long)slab);
-    }
     return check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);
 }
 
-int check_free_blocks(struct check *check)
+static int free_all_blocks(struct check *check, struct owned *owned)
 {
-    /* Who has the image open keeps slabs ready that have no owner yet. */
-    if (!holes_are_known(check) || check->unlocked)
-        return 0;
     for (uint64_t slab = 1; slab < check->slab_count; slab++) {
         off_t data = lseek(check->file.fd, (off_t)(slab << SLAB_BITS), SEEK_DATA);
         int ret;
@@ -102,9 +162,22 @@ int check_free_blocks(struct check *check)
             return 0;
         if (slab_is_group_head(slab, check->file.heads) || next_known(check, slab) == slab)
             continue;
-        ret = free_blocks(check, slab);
+        ret = free_blocks(check, owned, slab);
         if (ret)
             return ret;
     }
     return 0;
+}
+
+int check_free_blocks(struct check *check)
+{
+    struct owned owned = {0};
+    int ret;
+
+    /* Who has the image open keeps slabs ready that have no owner yet. */
+    if (!holes_are_known(check) || check->unlocked)
+        return 0;
+    ret = free_all_blocks(check, &owned);
+    free(owned.list);
+    return ret;
 }

@@ -162,20 +162,22 @@ bool check_had_pages(const struct check *check, uint64_t slab)
     struct page_set pages;
     uint64_t owner, was;
 
-    return !check_is_proven(check, bitmap_offset(slab))
+    return check->file.heads >= MIRROR_HEADS && !check_is_proven(check, bitmap_offset(slab))
            && read_copy(check, bitmap_offset(slab), &pages, sizeof pages)
            && !page_set_empty(&pages)
            && read_copy(check, owner_offset(slab), &was, sizeof was)
            && !file_read(&check->file, owner_offset(slab), &owner, sizeof owner) && owner == was;
 }
 
-bool check_was_used(const struct check *check, uint64_t offset)
+bool check_had_owner(const struct check *check, uint64_t slab, struct owner *owner)
 {
-    uint8_t copy[PCOW_PAGE_SIZE];
+    uint64_t was;
 
-    return !check_is_proven(check, offset)
-           && read_copy(check, offset & ~(PCOW_PAGE_SIZE - 1), copy, sizeof copy)
-           && !is_empty(copy);
+    if (check->file.heads < MIRROR_HEADS || check_is_proven(check, owner_offset(slab))
+        || !read_copy(check, owner_offset(slab), &was, sizeof was) || !word_is_valid(was))
+        return false;
+    *owner = owner_decode(was);
+    return owner->kind == OWNER_DATA;
 }
 
 /* Page, copy and checksum: no two of them agree. */
@@ -328,11 +330,10 @@ static int look_beside_writer(struct check *check)
 {
     struct pcow_error problem;
     uint64_t damaged;
-    int ret = lock_tree(&check->file, false, &problem);
+    int ret = lock_tree(&check->file, false, check->error);
 
-    /* The tree is being changed, for long: nothing can be said. */
     if (ret)
-        return 0;
+        return ret;
     ret = mirror_verify_held(&check->file, &damaged, &problem);
     unlock_tree(&check->file);
     if (ret != -EBADMSG) {
@@ -351,12 +352,15 @@ static int look_beside_writer(struct check *check)
 
 int check_mirror(struct check *check)
 {
-    struct header header[2];
+    struct header header[4] = {0};         /* and its copy, and those of both in the mirror */
     const struct header *good = NULL;
-    int ret = check_read(check, 0, header, sizeof header);
+    int ret = check_read(check, 0, header, 2 * sizeof *header);
 
-    for (unsigned i = 0; i < 2 && !ret && !good; i++)
-        if (header_fixed_is_good(&header[i]))
+    if (!ret)
+        ret = check_read(check, mirror_offset(0, 0), &header[2], 2 * sizeof *header);
+    for (unsigned i = 0; i < 4 && !ret && !good; i++)
+        if (header_fixed_is_good(&header[i])
+            && (i < 2 || header[i].read_only_compatible_features & FEATURE_MIRROR))
             good = &header[i];
     /* What neither tells is refused by the next step. */
     if (ret || !good || good->read_only_compatible_features & ~FEATURES_KNOWN)

@@ -65,7 +65,7 @@ static int check_empty_slab(struct check *check, struct check_slab *slab)
     check_content(check, slab->slab, &pages);
     if (page_set_empty(&pages))
         return 0;
-    check->gone += check->file.heads >= MIRROR_HEADS && check_had_pages(check, slab->slab);
+    check->gone += check_had_pages(check, slab->slab);
     check_doubtful(check, doubt_of(check, slab),
                    "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
                    "and its bitmap names none: what a host crash left of a first store that was "

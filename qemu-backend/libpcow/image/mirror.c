@@ -489,6 +489,13 @@ static int verify_group(struct file *file, struct verified *v, struct pcow_error
         return error_set_errno(error, ret, "%s: cannot read the checksums of its metadata",
                                file->path);
     v->unordered = checksums_are_unordered(v->words);
+    if (v->unordered && v->words[CHECKSUMS_UNORDERED] != word_encode(1)) {
+        v->damaged = mirror_offset(v->group, CHECKSUMS_PAGE);
+        return error_set(error, -EBADMSG,
+                         "%s: the checksums of its metadata are damaged; copy the file, then "
+                         "pcow-img check -r all makes them anew",
+                         file->path);
+    }
     v->there = 0;
     for (unsigned page = 0; page < METADATA_PAGES && !ret; page++)
         if (metadata_page_counts(page))

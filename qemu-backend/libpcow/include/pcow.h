@@ -659,7 +659,9 @@ enum pcow_certainty {
 
 struct pcow_check_result {
     uint64_t corruptions, corruptions_fixed;
-    /* of them those that nobody's changes meanwhile look like: all, but for PCOW_CHECK_FORCE_SHARE */
+    /* nobody wrote meanwhile: what was found is no mistake, and all was looked at */
+    bool certain;
+    /* of them those that no writing meanwhile looks like: all, if certain */
     uint64_t corruptions_certain;
     uint64_t leaks, leaks_fixed;               /* slabs */
     /* of them those that may hold data: what would tell may be lost, and has no mirror */

@@ -101,6 +101,7 @@ static int print_json(const char *path, const struct pcow_check_result *result,
     json_put_size(object, "check-errors", 0);
     json_put_size(object, "corruptions", result->corruptions);
     json_put_size(object, "corruptions-fixed", result->corruptions_fixed);
+    json_put_bool(object, "certain", result->certain);
     json_put_size(object, "corruptions-certain", result->corruptions_certain);
     json_put_size(object, "leaks", result->leaks);
     json_put_size(object, "leaks-fixed", result->leaks_fixed);

@@ -183,11 +183,24 @@ static bool anything_opens(void)
     return any;
 }
 
+static struct pcow_check_result check_unlocked(void)
+{
+    struct pcow_check_result result;
+
+    findings.text[0] = 0;
+    MUST(pcow_check(IMAGE, PCOW_CHECK_FORCE_SHARE, add_finding, &findings, &result, &error));
+    return result;
+}
+
 static char judge(bool mirror, const char *what)
 {
-    struct pcow_check_result found = check_image(0, &findings), repaired;
+    struct pcow_check_result found = check_image(0, &findings), found_without, repaired;
     bool any;
 
+    found_without = check_unlocked();
+    if (found_without.corruptions_certain != found.corruptions
+        || found_without.leaks != found.leaks || found_without.lost_size != found.lost_size)
+        fail_msg("%s: without a lock other things are found: %s", what, findings.text);
     if (!found.corruptions && !found.leaks)
         return all_is_right() ? 'H' : 'u';
     any = anything_opens();
@@ -273,16 +286,6 @@ static void store_page(pcow_image *image, uint64_t page)
     MUST(pcow_write(image, page * PAGE, content, PAGE, &error));
 }
 
-/* So does a check without a lock, and says that it is no mistake. */
-static bool is_clean_beside(void)
-{
-    struct pcow_check_result result;
-
-    findings.text[0] = 0;
-    MUST(pcow_check(IMAGE, PCOW_CHECK_FORCE_SHARE, add_finding, &findings, &result, &error));
-    return !result.corruptions_certain;
-}
-
 /* Of a page that it has not changed, damage is noticed by who opens a snapshot meanwhile. */
 static void test_snapshots_beside_a_writer(void **state)
 {
@@ -304,7 +307,7 @@ static void test_snapshots_beside_a_writer(void **state)
         assert_true(damage_in_place(page, RANDOM));
         opened = opens(IMAGE, name);
         assert_int_equal(opened, opens(scratch("fork.pcow"), NULL));
-        assert_int_equal(opened, is_clean_beside());
+        assert_int_equal(opened, !check_unlocked().corruptions_certain);
         noticed += !opened;
         overwrite((uint64_t)page * PAGE, page_of(page), PAGE);
         store_page(writer, 0);
@@ -316,20 +319,34 @@ static void test_snapshots_beside_a_writer(void **state)
     rich_free(rich);
 }
 
-/*
- * A writer that was killed leaves pages without a checksum. What a snapshot has in them was there
- * before: where it is gone, it is lost, and no mere leak.
- */
-static void test_damaged_after_a_kill(void **state)
+/* As by mkfs in the wrong place: all is in the mirror. */
+static void test_begin_is_gone(void **state)
 {
-    static const uint8_t zeros[PAGE];
-    struct pcow_check_result result;
-    int status;
-    pid_t child;
+    static const uint8_t zeros[MIB];
 
     (void)state;
     rich = rich_make(true);
-    child = fork();
+    for (size_t length = 2 * PAGE; length <= sizeof zeros; length *= 4) {
+        struct pcow_check_result result;
+
+        rich_put_back(rich);
+        overwrite(0, zeros, length);
+        assert_false(anything_opens());
+        result = check_image(PCOW_CHECK_REPAIR, &findings);
+        if (result.losses || result.corruptions != result.corruptions_fixed)
+            fail_msg("%zu bytes: %s", length, findings.text);
+        assert_true(metadata_is_as_before());
+        assert_true(all_is_right());
+    }
+    rich_free(rich);
+}
+
+/* To each slab of the newest layer, by a child that is killed. */
+static void write_and_die(void)
+{
+    int status;
+    pid_t child = fork();
+
     if (child == 0) {
         pcow_image *image;
 
@@ -341,6 +358,20 @@ static void test_damaged_after_a_kill(void **state)
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
+}
+
+/*
+ * A writer that was killed leaves pages without a checksum. What a snapshot has in them was there
+ * before: where it is gone, it is lost, and no mere leak.
+ */
+static void test_damaged_after_a_kill(void **state)
+{
+    static const uint8_t zeros[PAGE];
+    struct pcow_check_result result;
+
+    (void)state;
+    rich = rich_make(true);
+    write_and_die();
     result = check_image(0, &findings);
     assert_int_equal(result.corruptions + result.leaks_doubtful, 0);
     overwrite(BITMAP_OFFSET, zeros, PAGE);
@@ -349,6 +380,91 @@ static void test_damaged_after_a_kill(void **state)
     assert_true(result.leaks_doubtful > 0 && result.leaks_doubtful < result.leaks);
     assert_true(result.losses > 0);
     assert_int_equal(result.leaks_unflushed, 0);
+    rich_free(rich);
+}
+
+/*
+ * What a snapshot or the newest layer had before the last writer came, and what the mirror still
+ * tells: the next writer does not go on with it, and a repair asks for a word.
+ */
+static void test_writer_after_a_kill(void **state)
+{
+    static const uint8_t zeros[PAGE];
+    static const uint64_t lost[] = {BITMAP_OFFSET, SLAB_TABLE_OFFSET};
+
+    (void)state;
+    rich = rich_make(true);
+    for (unsigned way = 0; way < 2; way++) {
+        struct pcow_check_result result;
+        struct pcow_error refusal;
+        pcow_image *image;
+
+        rich_put_back(rich);
+        write_and_die();
+        pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
+        rich_put_back(rich);
+        write_and_die();
+        overwrite(lost[way], zeros, PAGE);
+        result = check_image(0, &findings);
+        assert_true(result.corruptions + result.leaks_doubtful > 0);
+        assert_int_equal(pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, &refusal), -EBADMSG);
+        if (!strstr(refusal.message, "its last writer was killed"))
+            fail_msg("%s", refusal.message);
+        assert_int_equal(check_image(0, &findings).leaks_doubtful, result.leaks_doubtful);
+        assert_true(check_image(PCOW_CHECK_REPAIR, &findings).refused);
+        check_image(PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, &findings);
+        pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
+    }
+    rich_free(rich);
+}
+
+static bool is_settled(void)
+{
+    uint64_t words[METADATA_PAGES];
+    bool settled;
+    int fd = open(IMAGE, O_RDONLY);
+
+    assert_int_equal(pread(fd, words, sizeof words, (off_t)mirror_offset(0, CHECKSUMS_PAGE)),
+                     sizeof words);
+    close(fd);
+    settled = words[CHECKSUMS_UNORDERED] == 0;
+    for (unsigned page = 0; page < METADATA_PAGES; page++)
+        settled &= !metadata_page_counts(page) || !checksum_is(words[page], CHECKSUM_STALE);
+    return settled;
+}
+
+/* Who makes an image on a snapshot leaves all checksums of the base, if nobody writes to that. */
+static void test_mark_of_a_snapshot(void **state)
+{
+    struct pcow_create_options options = {0};
+    pcow_image *writer;
+    char base[512], layer[64];
+
+    (void)state;
+    rich = rich_make(true);
+    snprintf(base, sizeof base, "%s", IMAGE);
+    snprintf(layer, sizeof layer, "%s", rich->layer[2].name);
+    options.base = base;
+    options.base_snapshot = layer;
+    writer = must_open(IMAGE, PCOW_OPEN_WRITE);
+    store_page(writer, 0);
+    pcow_close(writer);
+    assert_true(is_settled());
+    MUST(pcow_create(scratch("other.pcow"), &options, &error));
+    assert_true(is_settled());
+    unlink(scratch("other.pcow"));
+    MUST(pcow_snapshot_unpin(IMAGE, layer, &error));
+    assert_true(is_settled());
+    /* beside a writer it is his, and what a killed one has left stays to be judged */
+    writer = must_open(IMAGE, PCOW_OPEN_WRITE);
+    MUST(pcow_create(scratch("other.pcow"), &options, &error));
+    assert_false(is_settled());
+    store_page(writer, 0);
+    pcow_close(writer);
+    assert_true(is_settled());
+    write_and_die();
+    MUST(pcow_create(scratch("third.pcow"), &options, &error));
+    assert_false(is_settled());
     rich_free(rich);
 }
 
@@ -480,6 +596,9 @@ int main(void)
         TEST(test_pages_with_mirror),
         TEST(test_snapshots_beside_a_writer),
         TEST(test_damaged_after_a_kill),
+        TEST(test_begin_is_gone),
+        TEST(test_writer_after_a_kill),
+        TEST(test_mark_of_a_snapshot),
         TEST(test_page_and_its_mirror),
         TEST(test_cut_with_mirror),
         TEST(test_cut_and_damaged),

@@ -457,6 +457,7 @@ static void test_checksums_lost_after_a_kill(void **state)
 static void test_damaged_word_unordered(void **state)
 {
     uint64_t words[METADATA_PAGES];
+    struct pcow_error error;
 
     (void)state;
     pcow_image *image = must_create(IMAGE, SIZE, 0, NULL);
@@ -468,7 +469,7 @@ static void test_damaged_word_unordered(void **state)
     store_and_die(9);
     words[CHECKSUMS_UNORDERED] = word_encode(1) ^ 8;
     write_page(METADATA_PAGES + CHECKSUMS_PAGE, words);
-    expect_stored(9);
+    assert_int_equal(pcow_open(IMAGE, 0, NULL, &image, &error), -EBADMSG);
     check_image(PCOW_CHECK_REPAIR, &findings);
     expect_stored(9);
     expect_clean("repaired");

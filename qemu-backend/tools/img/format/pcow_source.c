@@ -76,26 +76,32 @@ static void keep_first(void *opaque, enum pcow_finding_kind kind, const char *me
     }
 }
 
-/* Of a sealed image, which nobody changes meanwhile. */
+/*
+ * Of those that are sealed, which nobody changes meanwhile, also where what is copied stands on
+ * them: or what is damaged there would pass into a copy that has no checksums.
+ */
 static int compare_data(pcow_image *image, const struct source_options *options,
                         struct pcow_error *error)
 {
-    const unsigned flags = options->force_share ? PCOW_CHECK_FORCE_SHARE : 0;
-    char first[sizeof(error->message)] = "";
-    struct pcow_data_result result;
-    struct pcow_info info;
-    int r;
+    int r = 0;
 
-    pcow_get_info(image, &info);
-    if (info.format == 1 || !info.sealed || !info.mirror) {
-        return 0;
-    }
-    r = pcow_check_data(options->path, flags, keep_first, NULL, first, &result, error);
-    if (!r && result.corruptions) {
-        r = fail(error, -EBADMSG,
-                 "%s is damaged: %.300s; put a whole copy in its place (pcow-img check --data "
-                 "tells all of it), or copy it as it is with --accept-damage",
-                 options->path, first);
+    for (; image && !r; image = pcow_base(image)) {
+        char first[sizeof(error->message)] = "";
+        struct pcow_data_result result;
+        struct pcow_info info;
+
+        pcow_get_info(image, &info);
+        if (info.format == 1 || !info.sealed || !info.mirror) {
+            continue;
+        }
+        r = pcow_check_data(pcow_path(image), options->force_share ? PCOW_CHECK_FORCE_SHARE : 0,
+                            keep_first, NULL, first, &result, error);
+        if (!r && result.corruptions) {
+            r = fail(error, -EBADMSG,
+                     "%s is damaged: %.300s; put a whole copy in its place (pcow-img check --data "
+                     "tells all of it), or copy it as it is with --accept-damage",
+                     pcow_path(image), first);
+        }
     }
     return r;
 }

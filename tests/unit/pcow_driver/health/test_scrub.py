@@ -95,6 +95,23 @@ class ScrubTest(base.TestCase):
         self._damage('plain', BITMAPS)
         self.assertEqual([], self._scrub().damaged())
 
+    def test_what_a_check_would_find(self) -> None:
+        """Without the lock, as a server may start meanwhile: copies in the mirror, and bitmaps of
+        an image without one.
+        """
+        self._damage('plain', 2 * MIB + BITMAPS)
+        path = self.pool.image_path('old')
+        subprocess.run(
+            [self.programs / 'pcow-img', 'create', '-q', '-o', 'mirror=off', path, '8M'],
+            check=True,
+        )
+        self._write('old', '0')
+        image.snapshot_create(path, 's')
+        with open(path, 'r+b') as f:
+            f.seek(BITMAPS)
+            f.write(bytes(4096))
+        self.assertEqual(['old', 'plain'], self._scrub().damaged())
+
     def test_damage_is_refused(self) -> None:
         self._damage('a', DATA + 5000)
         # nobody has looked yet
