@@ -35,18 +35,22 @@ int check_dead_slabs(struct check *check)
     return ret;
 }
 
+/* Of the newest layer. A template has none. */
+static bool is_stored_to(const struct check *check, const struct check_slab *slab)
+{
+    return slab->owner.layer == (uint32_t)word_value(check->header.active_layer)
+           && !(word_value(check->header.state) & HEADER_SEALED);
+}
+
 /*
  * What a slab is whose bitmap names no page, and which holds something. A writer that is killed in
- * its first store there leaves that, in the active layer. So does a host crash in class page-cache,
- * where it may keep the owner word of a first store and lose the bitmap. Or the bitmap is what was
- * lost: of a snapshot or a template, which were flushed, and where the mirror has more.
+ * its first store there leaves that, or in a commit, in the newest layer. So does a host crash in
+ * class page-cache, where it may keep the owner word of a first store and lose the bitmap. Or the
+ * bitmap is what was lost: of a snapshot or a template, which were flushed.
  */
 static enum check_doubt doubt_of(const struct check *check, const struct check_slab *slab)
 {
-    bool stored_to = slab->owner.layer == (uint32_t)word_value(check->header.active_layer)
-                     && !(word_value(check->header.state) & HEADER_SEALED);
-
-    if (!stored_to || check_had_pages(check, slab->slab))
+    if (!is_stored_to(check, slab))
         return DOUBT_LOST;
     if (check->file.heads >= MIRROR_HEADS)
         return DOUBT_NONE;
@@ -65,7 +69,7 @@ static int check_empty_slab(struct check *check, struct check_slab *slab)
     check_content(check, slab->slab, &pages);
     if (page_set_empty(&pages))
         return 0;
-    check->gone += check_had_pages(check, slab->slab);
+    check->gone += !is_stored_to(check, slab) && check_had_pages(check, slab->slab);
     check_doubtful(check, doubt_of(check, slab),
                    "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
                    "and its bitmap names none: what a host crash left of a first store that was "
