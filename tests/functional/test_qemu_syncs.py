@@ -139,9 +139,7 @@ class SyncsTest(durability.DiskTestCase):
                 'migrate-set-capabilities', capabilities=[{'capability': capability, 'state': True}]
             )
         # Each round is on its way for a second, so that it does not end before the next store
-        source.qmp(
-            'migrate-set-parameters', **{'downtime-limit': 1, 'max-bandwidth': images.MIB}
-        )
+        source.qmp('migrate-set-parameters', **{'downtime-limit': 1, 'max-bandwidth': images.MIB})
         source.qmp('migrate', uri=f'unix:{self.directory}/migration')
         for number in range(ROUNDS):
             self.syncs()
@@ -186,9 +184,7 @@ class SyncsTest(durability.DiskTestCase):
         source, target = self.start_vm(), self.receive()
         self.store(source, 1)
         self.begin_migration(source)
-        source.qmp(
-            'migrate-set-parameters', **{'downtime-limit': 2000, 'max-bandwidth': 1 << 40}
-        )
+        source.qmp('migrate-set-parameters', **{'downtime-limit': 2000, 'max-bandwidth': 1 << 40})
         while source.qmp('query-migrate')['status'] == 'active':
             source.write(source.address('nv0'), b'last')
         self.wait_migration(source, 'pre-switchover')
