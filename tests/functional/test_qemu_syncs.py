@@ -10,6 +10,7 @@ by no test.
 import contextlib
 import os
 from pathlib import Path
+import random
 import subprocess
 import time
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from tests.functional import vm_state
 
 SIZE = 32 * images.MIB
 SECONDS = 120
+RATE = images.MIB // 2  # bytes in a second
 ROUNDS = 4  # from the third on an older snapshot is deleted
 THREADS = ('-name', 'debug-threads=on')  # they get the names that are compared
 MAIN, MIGRATION = 'main', 'mig/src/main'
@@ -138,8 +140,8 @@ class SyncsTest(durability.DiskTestCase):
             source.qmp(
                 'migrate-set-capabilities', capabilities=[{'capability': capability, 'state': True}]
             )
-        # Each round is on its way for a second, so that it does not end before the next store
-        source.qmp('migrate-set-parameters', **{'downtime-limit': 1, 'max-bandwidth': images.MIB})
+        # Each round is on its way for two seconds, so that it does not end before the next store
+        source.qmp('migrate-set-parameters', **{'downtime-limit': 1, 'max-bandwidth': RATE})
         source.qmp('migrate', uri=f'unix:{self.directory}/migration')
         for number in range(ROUNDS):
             self.syncs()
@@ -216,3 +218,28 @@ class SyncsTest(durability.DiskTestCase):
         source.qmp('pcow-snapshot-create', id='mem0', name='after')
         source.quit()
         backend.tool('pcow-img', 'check', self.image)
+
+    def test_power_fails_while_a_migration_is_under_way(self) -> None:
+        """What was flushed is there, in whatever step of a round."""
+        source = self.start_vm()
+        self.receive()
+        self.store(source, 1)
+        self.begin_migration(source)
+        address = source.address('nv0')
+        flushed = {}
+        for number in range(6):
+            data = os.urandom(4096)
+            source.write(address, data)
+            source.qmp('pcow-flush', id='mem0')
+            source.write(address + 4096, os.urandom(images.MIB))
+            time.sleep(random.random() / 2)
+            flushed[self.after_power_failure(f'after{number}')] = data
+            # Between the last stores and the next it may come to its end
+            if source.qmp('query-migrate')['status'] != 'active':
+                break
+        for pool, data in flushed.items():
+            image, raw = pool / 'vm.pcow', self.directory / 'raw'
+            backend.tool('pcow-img', 'check', '-q', '-r', 'leaks', image)
+            backend.tool('pcow-img', 'convert', '-O', 'raw', image, raw)
+            with raw.open('rb') as file:
+                self.assertEqual(data, file.read(4096), str(pool))
