@@ -6,9 +6,9 @@
  * A snapshot that is told of as taken is on the medium.  One of a single image
  * flushes while the guest runs, before and after the moment in which it is
  * taken (snapshot.c).  With one of the whole VM the guest stands until the
- * disks have it, so most of what is dirty is written before.  In class pmem taking it
- * leaves lines in the caches of the CPUs, as the guest flushes what it means to
- * keep; nobody does that for guest RAM.
+ * disks have it, so most of what is dirty is written before.  In class pmem
+ * taking it leaves lines in the caches of the CPUs, as the guest flushes what it
+ * means to keep; nobody does that for guest RAM.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>

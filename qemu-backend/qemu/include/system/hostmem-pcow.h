@@ -96,7 +96,7 @@ typedef struct HostMemPcow {
     int64_t warned_at;
 
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
-    /* migration/pcow/savevm.c: being saved; NULL: it is a snapshot, or none is */
+    /* migration/pcow/savevm.c: being saved; NULL: it is one, or none is */
     struct HostMemPcowSaving *saving;
     unsigned flushes;           /* in worker threads, or about to be */
     /*
@@ -333,8 +333,8 @@ bool hostmem_pcow_delete_snapshot(HostMemPcow *pcow, void *deletion,
 bool hostmem_pcow_rename_snapshot(HostMemPcow *pcow, void *renaming,
                                   Error **errp);
 /*
- * The steps before and after it is frozen, with the flushes that they take: what
- * the guest has not flushed is part of it, too.
+ * The steps before and after it is frozen, with the flushes that they take:
+ * what the guest has not flushed is part of it, too.
  */
 bool hostmem_pcow_prepare_snapshot(HostMemPcow *pcow, void *making,
                                    Error **errp);

@@ -260,7 +260,7 @@ static int encode_worker(void *opaque)
     return 0;
 }
 
-/* In a worker, in pieces: between them others come to the tables of the image */
+/* In a worker, in pieces: between them others come to the image's tables */
 static bool write_state(HostMemPcow *home, void *opaque, Error **errp)
 {
     const Taking *taking = opaque;

@@ -209,7 +209,7 @@ static bool freeze(HostMemPcow *pcow, const HostMemPcowMaking *making,
     return hostmem_pcow_propagate(ret, &error, errp);
 }
 
-/* The guest runs again.  A snapshot that is none on the medium is not opened. */
+/* The guest runs again.  What is no snapshot on the medium is not opened. */
 static bool after_freeze(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     const HostMemPcowMaking *making = opaque;
