@@ -107,6 +107,10 @@ class Qemu:
         """An event, also one that came before."""
         return self._qmp.wait_event(name)
 
+    def wait_time(self, name: str) -> float:
+        """When an event was sent, also one that came before, in seconds since 1970."""
+        return self._qmp.wait_time(name)
+
     def wait_status(self, expected: str) -> str:
         """The run state, when it has become what is expected, or after some time."""
         end = time.monotonic() + qmp.EVENT_SECONDS

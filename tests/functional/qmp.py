@@ -100,6 +100,19 @@ class Qmp:
                 return dict(event.get('data', {}))
         return None
 
+    def wait_time(self, name: str) -> float:
+        """When an event was sent, in seconds since 1970; it is taken away."""
+        end = time.monotonic() + EVENT_SECONDS
+        while time.monotonic() < end:
+            for event in self.events:
+                if event['event'] == name:
+                    self.events.remove(event)
+                    stamp = event['timestamp']
+                    return float(stamp['seconds'] + stamp['microseconds'] / 1e6)
+            self.run('query-status')
+            time.sleep(0.02)
+        raise AssertionError(f'no event {name} in {EVENT_SECONDS} s')
+
     def wait_event(self, name: str, timeout: float = EVENT_SECONDS) -> dict[str, Any]:
         """An event, also one that came before."""
         end = time.monotonic() + timeout

@@ -298,8 +298,8 @@ static void close_image(HostMemPcow *pcow)
 /*
  * The machine keeps its backends until the process is gone, so finalize does
  * not come.  Threads may still run if exit() was called in the middle of
- * things, and a flush whose client is gone, or a dump; then the memory has to
- * stay, and the kernel drops the lock.
+ * things, and a flush or a change whose client is gone, or a dump; then the
+ * memory has to stay, and the kernel drops the lock.
  */
 static void exit_notify(Notifier *notifier, void *data)
 {
@@ -310,7 +310,7 @@ static void exit_notify(Notifier *notifier, void *data)
         error_report_err(err);
     }
     if (!runstate_is_running() && !qatomic_read(&pcow->flushes) &&
-        !pcow->outgoing && !qemu_system_dump_in_progress()) {
+        !pcow->changing && !pcow->outgoing && !qemu_system_dump_in_progress()) {
         pcow->backend->mr.ram_block->pcow = NULL;
         hostmem_pcow_remove_place(pcow);
         close_image(pcow);

@@ -5,10 +5,10 @@
  *
  * A snapshot that is told of as taken is on the medium.  One of a single image
  * flushes while the guest runs, before and after the moment in which it is
- * taken (snapshot.c).  One of the whole VM stands until the disks
- * have it, so most of what is dirty is written before.  In class pmem taking it
- * leaves lines in the caches of the CPUs, as the guest flushes what it means to
- * keep; nobody does that for guest RAM.
+ * taken (snapshot.c).  With one of the whole VM the guest stands until the
+ * disks have it, so most of what is dirty is written before.  In class pmem
+ * taking it leaves lines in the caches of the CPUs, as the guest flushes what it
+ * means to keep; nobody does that for guest RAM.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
@@ -189,15 +189,4 @@ static bool check_told(HostMemPcow *pcow, void *opaque, Error **errp)
 bool hostmem_pcow_all_flushed_ahead(Error **errp)
 {
     return hostmem_pcow_foreach(check_told, NULL, errp);
-}
-
-static bool flush(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    return pcow->readonly || (check_told(pcow, NULL, errp) &&
-                              hostmem_pcow_flush(pcow, errp) == 0);
-}
-
-bool hostmem_pcow_all_flush(Error **errp)
-{
-    return hostmem_pcow_foreach(flush, NULL, errp);
 }

@@ -353,6 +353,12 @@ bool hostmem_pcow_check_settled(Error **errp)
                    "it; or, if that has failed, end this QEMU");
         return false;
     }
+    /* Who begins with something has waited for that; it has begun since */
+    if (!hostmem_pcow_at_rest()) {
+        error_setg(errp, "the snapshots of a pcow image of the VM are being "
+                   "changed: wait until that has ended");
+        return false;
+    }
     /* Its thread is nobody's whom holding the guest stops. */
     if (qemu_system_dump_in_progress()) {
         error_setg(errp, "the memory of the VM is being dumped, which loads "

@@ -279,10 +279,11 @@ static bool append_info(HostMemPcow *pcow, void *opaque, Error **errp)
     return list_snapshots(pcow, &info->snapshots, errp);
 }
 
-PcowInfoList *qmp_query_pcow(Error **errp)
+PcowInfoList *coroutine_fn qmp_query_pcow(Error **errp)
 {
     PcowInfoList *list = NULL, **tail = &list;
 
+    hostmem_pcow_await_changes();
     if (!hostmem_pcow_foreach(append_info, &tail, errp)) {
         qapi_free_PcowInfoList(list);
         return NULL;

@@ -65,20 +65,20 @@ static HostMemPcow *find_to_create(const char *id, const char *name,
 
 /*
  * A snapshot is made in steps, see pcow_snapshot_prepare(): what waits for the
- * medium does so in a worker, while the guest and the main loop go on, and
- * others may do something to the image.  No other one of these commands: QMP
- * serves one at a time, of all monitors.
+ * medium does so in a worker, while the guest and the main loop go on.  No
+ * other one of these commands meanwhile: QMP serves one at a time, of all
+ * monitors.  Between the steps others may do something to the image.
  */
 typedef struct Creation {
     HostMemPcow *pcow;
-    const char *id, *name;
-    int64_t date_us;
-    uint64_t token;
+    const char *id;
+    HostMemPcowMaking making;
 } Creation;
 
 static bool may_go_on(const Creation *creation, Error **errp)
 {
-    HostMemPcow *found = find_to_create(creation->id, creation->name, errp);
+    HostMemPcow *found = find_to_create(creation->id, creation->making.name,
+                                        errp);
 
     if (found && found != creation->pcow) {
         error_setg(errp, "the memory backend '%s' was removed meanwhile",
@@ -97,27 +97,6 @@ bool hostmem_pcow_propagate(int ret, const struct pcow_error *error,
     return ret >= 0;
 }
 
-static bool coroutine_fn prepare(Creation *creation, Error **errp)
-{
-    struct pcow_error error;
-    int ret;
-
-    do {
-        if (!may_go_on(creation, errp)) {
-            return false;
-        }
-        ret = pcow_snapshot_prepare(creation->pcow->image, creation->name,
-                                    creation->date_us / 1000000,
-                                    creation->date_us % 1000000 * 1000,
-                                    &creation->token, &error);
-        if (!hostmem_pcow_propagate(ret, &error, errp)) {
-            return false;
-        }
-    } while (ret == PCOW_FLUSH_FIRST &&
-             hostmem_pcow_co_flush(creation->pcow, errp) == 0);
-    return ret == 0;
-}
-
 /* The guest is held. */
 static bool freeze(const Creation *creation, Error **errp)
 {
@@ -125,52 +104,46 @@ static bool freeze(const Creation *creation, Error **errp)
 
     return may_go_on(creation, errp) &&
            hostmem_pcow_propagate(pcow_snapshot_freeze(creation->pcow->image,
-                                                  creation->token, &error),
-                             &error, errp);
-}
-
-bool coroutine_fn hostmem_pcow_co_finish_snapshot(HostMemPcow *pcow,
-                                                  uint64_t token, Error **errp)
-{
-    struct pcow_error error;
-    int ret;
-
-    do {
-        ret = pcow_snapshot_finish(pcow->image, token, NULL, &error);
-        if (!hostmem_pcow_propagate(ret, &error, errp)) {
-            return false;
-        }
-    } while (ret == PCOW_FLUSH_FIRST && hostmem_pcow_co_flush(pcow, errp) == 0);
-    return ret == 0;
+                                                       creation->making.token,
+                                                       &error),
+                                  &error, errp);
 }
 
 static bool coroutine_fn create(Creation *creation, uint32_t limit,
                                 uint64_t *pause, Error **errp)
 {
-    bool ok;
+    bool ok = hostmem_pcow_co_change(creation->pcow,
+                                     hostmem_pcow_prepare_snapshot,
+                                     &creation->making, errp);
 
-    if (!prepare(creation, errp) || !hostmem_pcow_co_hold_guest(limit, errp)) {
+    if (!ok || !hostmem_pcow_co_hold_guest(limit, errp)) {
         return false;
     }
     ok = freeze(creation, errp);
     *pause = hostmem_pcow_release_guest();
-    return ok && hostmem_pcow_co_finish_snapshot(creation->pcow,
-                                                 creation->token, errp);
+    return ok && hostmem_pcow_co_change(creation->pcow,
+                                        hostmem_pcow_finish_snapshot,
+                                        &creation->making, errp);
 }
 
 PcowSnapshotCreated *coroutine_fn
 qmp_pcow_snapshot_create(const char *id, const char *name, bool has_max_wait,
                          uint32_t max_wait, Error **errp)
 {
+    const int64_t now = g_get_real_time();
     Creation creation = {
-        .pcow = find_to_create(id, name, errp),
         .id = id,
-        .name = name,
-        .date_us = g_get_real_time(),
+        .making = {
+            .name = name,
+            .date_sec = now / G_USEC_PER_SEC,
+            .date_nsec = now % G_USEC_PER_SEC * 1000,
+        },
     };
     PcowSnapshotCreated *result = NULL;
     uint64_t pause;
 
+    hostmem_pcow_await_changes();
+    creation.pcow = find_to_create(id, name, errp);
     if (!creation.pcow) {
         return NULL;
     }
@@ -181,7 +154,8 @@ qmp_pcow_snapshot_create(const char *id, const char *name, bool has_max_wait,
         result->pause = pause;
     } else {
         /* What fails here is done by the next operation */
-        pcow_snapshot_abandon(creation.pcow->image, creation.token, NULL);
+        hostmem_pcow_co_change(creation.pcow, hostmem_pcow_abandon_snapshot,
+                               &creation.making, NULL);
     }
     object_unref(OBJECT(creation.pcow->backend));
     return result;
@@ -223,9 +197,11 @@ static uint32_t active_layer(const HostMemPcow *pcow)
 
 void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
 {
-    HostMemPcow *pcow = find_settled_pcow(id, errp);
+    HostMemPcow *pcow;
     uint32_t before;
 
+    hostmem_pcow_await_changes();
+    pcow = find_settled_pcow(id, errp);
     /* That would be undone by the next QEMU, which finishes the load. */
     if (!pcow || !check_old_name(name, errp) ||
         !hostmem_pcow_check_not_loading(NULL, errp)) {
@@ -244,34 +220,35 @@ void qmp_pcow_snapshot_revert(const char *id, const char *name, Error **errp)
     }
 }
 
-PcowSnapshotDeleted *qmp_pcow_snapshot_delete(const char *id, const char *name,
-                                              Error **errp)
+PcowSnapshotDeleted *coroutine_fn
+qmp_pcow_snapshot_delete(const char *id, const char *name, Error **errp)
 {
-    HostMemPcow *pcow = find_settled_pcow(id, errp);
+    HostMemPcowDeletion deletion = { .name = name };
     PcowSnapshotDeleted *result;
-    struct pcow_error error;
-    uint64_t freed;
+    HostMemPcow *pcow;
 
-    if (!pcow || !check_old_name(name, errp)) {
-        return NULL;
-    }
-    if (pcow_snapshot_delete(pcow->image, name, &freed, &error) < 0) {
-        error_setg(errp, "%s", error.message);
+    hostmem_pcow_await_changes();
+    pcow = find_settled_pcow(id, errp);
+    if (!pcow || !check_old_name(name, errp) ||
+        !hostmem_pcow_co_change(pcow, hostmem_pcow_delete_snapshot, &deletion,
+                                errp)) {
         return NULL;
     }
     result = g_new0(PcowSnapshotDeleted, 1);
-    result->freed = freed;
+    result->freed = deletion.freed;
     return result;
 }
 
-void qmp_pcow_snapshot_rename(const char *id, const char *name,
-                              const char *new_name, Error **errp)
+void coroutine_fn qmp_pcow_snapshot_rename(const char *id, const char *name,
+                                           const char *new_name, Error **errp)
 {
-    HostMemPcow *pcow = find_settled_pcow(id, errp);
-    struct pcow_error error;
+    HostMemPcowRenaming renaming = { name, new_name };
+    HostMemPcow *pcow;
 
-    if (pcow && check_old_name(name, errp) && check_new_name(new_name, errp) &&
-        pcow_snapshot_rename(pcow->image, name, new_name, &error) < 0) {
-        error_setg(errp, "%s", error.message);
+    hostmem_pcow_await_changes();
+    pcow = find_settled_pcow(id, errp);
+    if (pcow && check_old_name(name, errp) && check_new_name(new_name, errp)) {
+        hostmem_pcow_co_change(pcow, hostmem_pcow_rename_snapshot, &renaming,
+                               errp);
     }
 }

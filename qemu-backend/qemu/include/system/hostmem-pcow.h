@@ -96,12 +96,18 @@ typedef struct HostMemPcow {
     int64_t warned_at;
 
     uint32_t snapshot_id;       /* being saved, loaded or deleted; 0: none */
+    /* migration/pcow/savevm.c: being saved; NULL: it is one, or none is */
+    struct HostMemPcowSaving *saving;
     unsigned flushes;           /* in worker threads, or about to be */
     /*
      * A flush has told the host that something is lost; the guest, and the
      * snapshot that it was ahead of, are still to be told.  Atomic
      */
     bool untold_to_guest, untold_to_snapshot;
+
+    /* With the BQL: its snapshots change, see hostmem_pcow_co_change() */
+    bool changing;
+    bool migration_ends;        /* and what it has left is being deleted */
 
     /* migration/pcow/identity.c */
     VMStateDescription vmstate;
@@ -277,8 +283,65 @@ void coroutine_fn hostmem_pcow_co_all_flush_ahead(void);
 bool hostmem_pcow_all_flushed_ahead(Error **errp);
 /* The same in the main thread, which keeps the guest from nothing meanwhile */
 void hostmem_pcow_all_flush_ahead(void);
-/* Main loop; the guest is stopped. */
-bool hostmem_pcow_all_flush(Error **errp);
+
+/* ---- backends/pcow/change.c ---- */
+
+/*
+ * Call @fn, which changes the snapshots of the image and waits for its medium,
+ * in a worker thread, while the guest and the main loop run.  Nobody else may
+ * call the library for the image meanwhile, but for what it allows beside any
+ * call: so whoever does anything to snapshots, or lists them, waits first.
+ */
+bool coroutine_fn hostmem_pcow_co_change(HostMemPcow *pcow, HostMemPcowFn *fn,
+                                         void *opaque, Error **errp);
+/*
+ * The same in the main thread, which does nothing else, but keeps the guest
+ * from nothing: without the BQL.
+ */
+bool hostmem_pcow_change_unlocked(HostMemPcow *pcow, HostMemPcowFn *fn,
+                                  void *opaque, Error **errp);
+/*
+ * Until no image is being changed so, nor has snapshots of a migration that has
+ * ended.  Main loop; not while the guest is held.
+ */
+void coroutine_mixed_fn hostmem_pcow_await_changes(void);
+bool hostmem_pcow_at_rest(void);
+/* Perhaps it is: who waits looks. */
+void hostmem_pcow_tell_at_rest(void);
+
+typedef struct HostMemPcowDeletion {
+    const char *name;
+    uint64_t freed;             /* bytes, when it is done */
+} HostMemPcowDeletion;
+
+typedef struct HostMemPcowRenaming {
+    const char *name, *new_name;
+    int ret;                    /* of the library, when it is done */
+} HostMemPcowRenaming;
+
+/* A snapshot that is made in steps, see pcow_snapshot_prepare() */
+typedef struct HostMemPcowMaking {
+    const char *name;
+    int64_t date_sec;
+    uint32_t date_nsec;
+    uint64_t token;             /* 0: nothing has begun */
+} HostMemPcowMaking;
+
+/* Each a HostMemPcowFn; @opaque is one of the above, which they fill in. */
+bool hostmem_pcow_delete_snapshot(HostMemPcow *pcow, void *deletion,
+                                  Error **errp);
+bool hostmem_pcow_rename_snapshot(HostMemPcow *pcow, void *renaming,
+                                  Error **errp);
+/*
+ * The steps before and after it is frozen, with the flushes that they take:
+ * what the guest has not flushed is part of it, too.
+ */
+bool hostmem_pcow_prepare_snapshot(HostMemPcow *pcow, void *making,
+                                   Error **errp);
+bool hostmem_pcow_finish_snapshot(HostMemPcow *pcow, void *making,
+                                  Error **errp);
+bool hostmem_pcow_abandon_snapshot(HostMemPcow *pcow, void *making,
+                                   Error **errp);
 
 /* ---- backends/pcow/error.c ---- */
 
@@ -408,12 +471,6 @@ bool hostmem_pcow_propagate(int ret, const struct pcow_error *error,
                             Error **errp);
 
 /*
- * The last step of a snapshot that is frozen, while the guest runs: what it has
- * not flushed is part of it, too.
- */
-bool coroutine_fn hostmem_pcow_co_finish_snapshot(HostMemPcow *pcow,
-                                                  uint64_t token, Error **errp);
-/*
  * Revert the image, without a @name to what it stands on, and forget what was
  * derived from its contents.
  */
@@ -447,13 +504,13 @@ void hostmem_pcow_end_request(void);
  * Fails while a migration is under way, from here (what the image gets now
  * would stay behind, and holding the guest must not meet the end of the
  * migration) or to here (the image is not the VM's yet), or a dump (which loads
- * from images in a thread that is not held).
+ * from images in a thread that is not held), or unless hostmem_pcow_at_rest().
  */
 bool hostmem_pcow_check_settled(Error **errp);
 /*
  * How often pages may have become read-only that were writable: images that
- * were mapped, ends of a hold, the last snapshot of a migration, and slabs that
- * could not be mapped.  With the BQL; any thread may read it.
+ * were mapped, ends of a hold, and slabs that could not be mapped.  With the
+ * BQL; any thread may read it.
  */
 extern unsigned hostmem_pcow_freezes;
 void hostmem_pcow_note_freeze(void);
@@ -502,12 +559,24 @@ bool hostmem_pcow_check_disk_only(Error **errp);
  */
 bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
                                 strList *devices, Error **errp);
+/*
+ * The VM is about to be stopped for a snapshot of this date: all that can be
+ * done before is, and the medium is waited for.
+ */
+bool hostmem_pcow_all_prepare_snapshot(GDateTime *date, bool has_devices,
+                                       strList *devices, Error **errp);
 /* Could an image have a new snapshot of that name, of the whole VM? */
 bool hostmem_pcow_all_check_name(const char *name, Error **errp);
-/* Takes the snapshot under the name of a mark, until finish_snapshot(). */
+/*
+ * Takes the snapshot under the name of a mark, without waiting for a medium.  It
+ * is none before hostmem_pcow_all_flush(), and has that name until
+ * hostmem_pcow_all_finish_snapshot(), when the VM runs again.
+ */
 bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
                                       bool has_devices, strList *devices,
                                       Error **errp);
+/* What it has of the guest, and the snapshots, are durable from here on. */
+bool hostmem_pcow_all_flush(Error **errp);
 bool hostmem_pcow_all_finish_snapshot(const char *name, Error **errp);
 void hostmem_pcow_all_undo_snapshot(void);
 /*

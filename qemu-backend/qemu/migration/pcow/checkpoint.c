@@ -39,7 +39,7 @@
 
 typedef struct Part {
     HostMemPcow *pcow;
-    uint64_t token;             /* 0: nothing has begun */
+    HostMemPcowMaking making;
     bool made;                  /* a snapshot, with the name of the mark */
 } Part;
 
@@ -99,27 +99,18 @@ static bool add_part(HostMemPcow *pcow, void *opaque, Error **errp)
     return true;
 }
 
-static bool coroutine_fn prepare(Taking *taking, Part *part, Error **errp)
-{
-    struct pcow_error error;
-    int ret;
-
-    do {
-        ret = pcow_snapshot_prepare(part->pcow->image, taking->mark,
-                                    taking->seconds, taking->nanoseconds,
-                                    &part->token, &error);
-        if (!hostmem_pcow_propagate(ret, &error, errp)) {
-            return false;
-        }
-    } while (ret == PCOW_FLUSH_FIRST &&
-             hostmem_pcow_co_flush(part->pcow, errp) == 0);
-    return ret == 0;
-}
-
 static bool coroutine_fn prepare_all(Taking *taking, Error **errp)
 {
     for (guint i = 0; i < taking->parts->len; i++) {
-        if (!prepare(taking, &g_array_index(taking->parts, Part, i), errp)) {
+        Part *part = &g_array_index(taking->parts, Part, i);
+
+        part->making = (HostMemPcowMaking) {
+            .name = taking->mark,
+            .date_sec = taking->seconds,
+            .date_nsec = taking->nanoseconds,
+        };
+        if (!hostmem_pcow_co_change(part->pcow, hostmem_pcow_prepare_snapshot,
+                                    &part->making, errp)) {
             return false;
         }
     }
@@ -144,7 +135,8 @@ static bool freeze_all(Taking *taking, Error **errp)
         /* The layer that stores go to is what becomes the snapshot */
         pcow_get_info(part->pcow->image, &info);
         part->pcow->snapshot_id = info.active_layer;
-        ret = pcow_snapshot_freeze(part->pcow->image, part->token, &error);
+        ret = pcow_snapshot_freeze(part->pcow->image, part->making.token,
+                                   &error);
         ok = hostmem_pcow_propagate(ret, &error, errp);
     }
     hostmem_pcow_release_guest();
@@ -250,8 +242,9 @@ static bool coroutine_fn finish_all(Taking *taking, Error **errp)
     for (guint i = 0; i < taking->parts->len; i++) {
         Part *part = &g_array_index(taking->parts, Part, i);
 
-        part->made = hostmem_pcow_co_finish_snapshot(part->pcow, part->token,
-                                                     errp);
+        part->made = hostmem_pcow_co_change(part->pcow,
+                                            hostmem_pcow_finish_snapshot,
+                                            &part->making, errp);
         if (!part->made) {
             return false;
         }
@@ -267,58 +260,64 @@ static int encode_worker(void *opaque)
     return 0;
 }
 
-/* In pieces, between which the main loop serves the guest's devices. */
-static bool coroutine_fn write_state(Taking *taking, Error **errp)
+/* In a worker, in pieces: between them others come to the image's tables */
+static bool write_state(HostMemPcow *home, void *opaque, Error **errp)
 {
+    const Taking *taking = opaque;
     struct pcow_error error;
 
-    thread_pool_submit_co(encode_worker, taking);
-    if (!taking->encoded) {
-        error_setg(errp, "the state of the devices is too large to be kept");
-        return false;
-    }
     for (uint64_t at = 0; at < taking->size; at += PIECE) {
-        int ret = pcow_snapshot_write_state(taking->home->image, taking->mark,
-                                            at, taking->encoded + at,
+        int ret = pcow_snapshot_write_state(home->image, taking->mark, at,
+                                            taking->encoded + at,
                                             MIN(PIECE, taking->size - at),
                                             &error);
 
         if (!hostmem_pcow_propagate(ret, &error, errp)) {
             return false;
         }
-        aio_co_schedule(qemu_get_aio_context(), qemu_coroutine_self());
-        qemu_coroutine_yield();
     }
     return true;
 }
 
-static bool coroutine_fn commit(Taking *taking, Error **errp)
+static bool set_state_size(HostMemPcow *home, void *opaque, Error **errp)
 {
+    const Taking *taking = opaque;
     struct pcow_error error;
-    int ret;
+    int ret = pcow_snapshot_set_state_size(home->image, taking->mark,
+                                           taking->size, &error);
 
-    /* The second one is so that the commit has little to wait for */
-    if (!write_state(taking, errp) || !hostmem_pcow_all_flushed_ahead(errp) ||
-        hostmem_pcow_co_flush(taking->home, errp) < 0) {
-        return false;
-    }
-    ret = pcow_snapshot_set_state_size(taking->home->image, taking->mark,
-                                       taking->size, &error);
     return hostmem_pcow_propagate(ret, &error, errp);
 }
 
-/* What fails here the next operation does, or the next start. */
-static void give_names(Taking *taking)
+static bool coroutine_fn commit(Taking *taking, Error **errp)
 {
-    struct pcow_error error;
+    thread_pool_submit_co(encode_worker, taking);
+    if (!taking->encoded) {
+        error_setg(errp, "the state of the devices is too large to be kept");
+        return false;
+    }
+    /* The second flush is so that the commit has little to wait for */
+    return hostmem_pcow_co_change(taking->home, write_state, taking, errp) &&
+           hostmem_pcow_all_flushed_ahead(errp) &&
+           hostmem_pcow_co_flush(taking->home, errp) >= 0 &&
+           hostmem_pcow_co_change(taking->home, set_state_size, taking, errp);
+}
+
+/* What fails here the next operation does, or the next start. */
+static void coroutine_fn give_names(Taking *taking)
+{
+    HostMemPcowRenaming renaming = { taking->mark, taking->name };
+    Error *err = NULL;
 
     for (guint i = 0; i < taking->parts->len; i++) {
         Part *part = &g_array_index(taking->parts, Part, i);
 
-        if (pcow_snapshot_rename(part->pcow->image, taking->mark, taking->name,
-                                 &error) < 0) {
+        if (!hostmem_pcow_co_change(part->pcow, hostmem_pcow_rename_snapshot,
+                                    &renaming, &err)) {
             warn_report("checkpoint '%s' is durable, and bears the name '%s' "
-                        "still: %s", taking->name, taking->mark, error.message);
+                        "still: %s", taking->name, taking->mark,
+                        error_get_pretty(err));
+            error_free(err);
             return;
         }
     }
@@ -328,22 +327,24 @@ static void give_names(Taking *taking)
  * The home first: after an error behind the commit it may count already, and
  * what is left then is for recovery.
  */
-static void take_back(Taking *taking)
+static void coroutine_fn take_back(Taking *taking)
 {
-    struct pcow_error error;
+    HostMemPcowDeletion deletion = { .name = taking->mark };
 
     for (guint i = taking->parts->len; i-- > 0;) {
         Part *part = &g_array_index(taking->parts, Part, i);
+        Error *err = NULL;
 
         if (!part->made) {
-            pcow_snapshot_abandon(part->pcow->image, part->token, NULL);
+            hostmem_pcow_co_change(part->pcow, hostmem_pcow_abandon_snapshot,
+                                   &part->making, NULL);
             continue;
         }
-        if (pcow_snapshot_delete(part->pcow->image, taking->mark, NULL,
-                                 &error) == 0) {
+        if (hostmem_pcow_co_change(part->pcow, hostmem_pcow_delete_snapshot,
+                                   &deletion, &err)) {
             continue;
         }
-        warn_report("%s", error.message);
+        warn_report_err(err);
         if (part->pcow == taking->home) {
             return;             /* it may count: all of it or nothing goes */
         }
@@ -403,6 +404,7 @@ qmp_pcow_checkpoint_create(const char *name, Error **errp)
     if (!taking.home) {
         return NULL;
     }
+    hostmem_pcow_await_changes();
     if (co_call(begin, &taking, errp)) {
         taking.mark = checkpoint_mark_name(CHECKPOINT_TAKING, taking.home,
                                            taking.seconds, taking.nanoseconds);

@@ -238,6 +238,7 @@ bool hostmem_pcow_all_check_load(const QEMUSnapshotInfo *sn, bool has_devices,
     if (!hostmem_pcow_present()) {
         return true;
     }
+    hostmem_pcow_await_changes();
     if (!hostmem_pcow_check_settled(errp)) {
         return false;
     }

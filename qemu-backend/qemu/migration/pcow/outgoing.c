@@ -2,10 +2,15 @@
 /*
  * The source of a live migration; see migration/pcow/stream.h.
  *
- * Snapshots are taken in the main loop, as they are for everybody else, but
- * for the last one, whose guest has stopped.  The migration thread only reads
- * what is frozen, through handles of its own, so that it shares no lock with
- * the guest.  The phase says whose turn it is.
+ * Snapshots are taken in the main loop, as they are for everybody else; what
+ * waits for the medium is done in a worker while the guest runs, and the guest
+ * is held for what is left.  The migration thread only reads what is frozen,
+ * through handles of its own, so that it shares no lock with the guest.  The
+ * phase says whose turn it is.
+ *
+ * When the guest has stopped nothing is frozen, nor made durable: nobody stores
+ * any more, so what the guest sees is what is to be sent.  If the migration
+ * fails then, the guest goes on with it as it was.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
@@ -34,22 +39,26 @@
 typedef enum Phase {
     SENDING,                    /* the migration thread */
     SENT,                       /* it again: a round may begin */
-    FREEZING,                   /* the main loop takes a snapshot */
+    FREEZING,                   /* the main loop, and workers: a snapshot */
 } Phase;
+
+/* Of a snapshot; no image: there is none.  A name alone is one to be deleted */
+typedef struct Frozen {
+    pcow_image *image;
+    char name[PCOW_SNAPSHOT_NAME_SIZE];
+} Frozen;
 
 struct HostMemPcowOutgoing {
     Phase phase;
     QEMUBH *freeze;
     QemuSemaphore frozen;       /* posted when FREEZING ends */
+    Frozen older, newer;        /* that of a round is what they differ in */
     HostMemPcowDifference difference;
-    /* the snapshots that it is of; "": none */
-    char last[PCOW_SNAPSHOT_NAME_SIZE], next[PCOW_SNAPSHOT_NAME_SIZE];
     unsigned rounds;
     uint64_t pages_at;          /* of the monitor's count, at that snapshot */
     int64_t frozen_at;          /* get_clock() */
     Error *error;               /* of FREEZING */
     bool freezing;              /* of the main loop */
-    bool over;                  /* of the main loop: it has ended */
 };
 
 typedef struct HostMemPcowOutgoing Outgoing;
@@ -120,6 +129,7 @@ static bool check_image(HostMemPcow *pcow, void *opaque, Error **errp)
 
 bool hostmem_pcow_check_migration(MigrationAddress *addr, Error **errp)
 {
+    hostmem_pcow_await_changes();
     return hostmem_pcow_foreach(check_image, addr, errp);
 }
 
@@ -140,19 +150,20 @@ static uint64_t changed_pages(HostMemPcow *pcow)
     return stats.pages_copied + stats.pages_zeroed;
 }
 
-/* Of what is open, *image first, as a snapshot that is read stays. */
-static void drop(HostMemPcow *pcow, pcow_image **image, char *name)
+/* What is open first, as a snapshot that is read stays. */
+static void drop(HostMemPcow *pcow, Frozen *frozen)
 {
     struct pcow_error error;
 
-    pcow_close(*image);
-    *image = NULL;
-    if (*name && pcow_snapshot_delete(pcow->image, name, NULL, &error) < 0) {
+    pcow_close(frozen->image);
+    frozen->image = NULL;
+    if (*frozen->name &&
+        pcow_snapshot_delete(pcow->image, frozen->name, NULL, &error) < 0) {
         warn_report("snapshot '%s' of pcow image '%s' stays until the VM is "
-                    "started again: %s", name, pcow_path(pcow->image),
+                    "started again: %s", frozen->name, pcow_path(pcow->image),
                     error.message);
     }
-    *name = '\0';
+    *frozen->name = '\0';
 }
 
 /* By its descriptor: the file may have been renamed since it was opened. */
@@ -171,60 +182,104 @@ static bool open_snapshot(HostMemPcow *pcow, const char *name,
     return true;
 }
 
-/* With the BQL, and nobody stores. */
-static bool freeze(HostMemPcow *pcow, Error **errp)
+static bool has_begun(const Outgoing *out)
+{
+    return out->newer.image;
+}
+
+/* The guest runs.  All of the last round has been sent. */
+static bool before_freeze(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     Outgoing *out = pcow->outgoing;
-    HostMemPcowDifference *difference = &out->difference;
-    struct pcow_error error;
 
-    if (difference->next) {
-        drop(pcow, &difference->last, out->last);
-        difference->last = difference->next;
-        difference->next = NULL;
-        pstrcpy(out->last, sizeof(out->last), out->next);
-    }
-    snprintf(out->next, sizeof(out->next), NAME "%u", out->rounds);
-    /* If the migration fails now, the VM may go on before this is ended. */
-    hostmem_pcow_note_freeze();
-    if (pcow_snapshot_create(pcow->image, out->next, &error) < 0) {
-        *out->next = '\0';
-        error_setg(errp, "%s", error.message);
-        return false;
-    }
-    if (!open_snapshot(pcow, out->next, &difference->next, errp)) {
-        return false;
-    }
-    difference->offset = 0;
+    drop(pcow, &out->older);
+    return hostmem_pcow_prepare_snapshot(pcow, opaque, errp);
+}
+
+/* With the BQL, and nobody stores. */
+static bool freeze(HostMemPcow *pcow, const HostMemPcowMaking *making,
+                   Error **errp)
+{
+    Outgoing *out = pcow->outgoing;
+    struct pcow_error error;
+    int ret = pcow_snapshot_freeze(pcow->image, making->token, &error);
+
     out->pages_at = changed_pages(pcow);
     out->frozen_at = get_clock();
+    return hostmem_pcow_propagate(ret, &error, errp);
+}
+
+/* The guest runs again.  What is no snapshot on the medium is not opened. */
+static bool after_freeze(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    const HostMemPcowMaking *making = opaque;
+    Outgoing *out = pcow->outgoing;
+
+    if (!hostmem_pcow_finish_snapshot(pcow, opaque, errp)) {
+        return false;
+    }
+    out->older = out->newer;
+    out->newer = (Frozen) {};
+    pstrcpy(out->newer.name, sizeof(out->newer.name), making->name);
+    return open_snapshot(pcow, making->name, &out->newer.image, errp);
+}
+
+static void begin_difference(Outgoing *out, pcow_image *last, pcow_image *next)
+{
+    out->difference.last = last;
+    out->difference.next = next;
+    out->difference.offset = 0;
+}
+
+/*
+ * False: not now, and *@err, if that failed.  It is not the guest's fault if a
+ * disk is slow: then the round comes later.
+ */
+static bool coroutine_fn make_round(HostMemPcow *pcow, Error **err)
+{
+    g_autofree char *name = g_strdup_printf(NAME "%u", pcow->outgoing->rounds);
+    Outgoing *out = pcow->outgoing;
+    HostMemPcowMaking making = {
+        .name = name,
+        .date_sec = g_get_real_time() / G_USEC_PER_SEC,
+    };
+    bool held = false, ok = false;
+
+    if (hostmem_pcow_co_change(pcow, before_freeze, &making, err) &&
+        !pcow->migration_ends) {
+        held = hostmem_pcow_co_hold_guest(HOSTMEM_PCOW_LIMIT_MS, NULL);
+    }
+    if (held) {
+        ok = pcow->migration_ends || freeze(pcow, &making, err);
+        hostmem_pcow_release_guest();
+        ok = ok && !pcow->migration_ends &&
+             hostmem_pcow_co_change(pcow, after_freeze, &making, err);
+    }
+    if (!ok) {
+        out->frozen_at = get_clock();
+        hostmem_pcow_co_change(pcow, hostmem_pcow_abandon_snapshot, &making,
+                               NULL);
+        return false;
+    }
     out->rounds++;
+    begin_difference(out, out->older.image, out->newer.image);
     return true;
 }
 
-static void end(HostMemPcow *pcow);
+static void coroutine_fn co_end(HostMemPcow *pcow);
 
-/* If the guest cannot be held now, as a disk is slow, the round comes later. */
 static void coroutine_fn freeze_co(void *opaque)
 {
     HostMemPcow *pcow = opaque;
     Outgoing *out = pcow->outgoing;
-    bool held = hostmem_pcow_co_hold_guest(HOSTMEM_PCOW_LIMIT_MS, NULL);
+    bool ok = make_round(pcow, &out->error);
 
-    if (held) {
-        if (!out->over) {
-            freeze(pcow, &out->error);
-        }
-        hostmem_pcow_release_guest();
-    } else {
-        out->frozen_at = get_clock();
-    }
     out->freezing = false;
-    if (out->over) {
-        end(pcow);
+    if (pcow->migration_ends) {
+        co_end(pcow);
         return;
     }
-    qatomic_store_release(&out->phase, held ? SENDING : SENT);
+    qatomic_store_release(&out->phase, ok || out->error ? SENDING : SENT);
     qemu_sem_post(&out->frozen);
 }
 
@@ -269,28 +324,63 @@ static void delete_remains(HostMemPcow *pcow)
     }
 }
 
-static void end(HostMemPcow *pcow)
+static bool drop_all(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    drop(pcow, &pcow->outgoing->older);
+    drop(pcow, &pcow->outgoing->newer);
+    delete_remains(pcow);
+    return true;
+}
+
+static void forget(HostMemPcow *pcow)
 {
     Outgoing *out = pcow->outgoing;
 
-    if (!out) {
-        return;
-    }
-    if (out->freezing) {
-        /* The migration ends in the midst of that: when it is over */
-        out->over = true;
-        return;
-    }
-    qemu_bh_delete(out->freeze);
-    drop(pcow, &out->difference.last, out->last);
-    drop(pcow, &out->difference.next, out->next);
-    delete_remains(pcow);
     error_free(out->error);
     qemu_sem_destroy(&out->frozen);
     g_free(out);
     pcow->outgoing = NULL;
+    pcow->migration_ends = false;
+    hostmem_pcow_tell_at_rest();
     /* Perhaps the last one: *pcow is gone then. */
     object_unref(OBJECT(pcow->backend));
+}
+
+static void coroutine_fn co_end(HostMemPcow *pcow)
+{
+    hostmem_pcow_co_change(pcow, drop_all, NULL, NULL);
+    forget(pcow);
+}
+
+static void coroutine_fn end_entry(void *opaque)
+{
+    co_end(opaque);
+}
+
+/*
+ * A guest that goes on here does not stand for it.  If it does not, whoever
+ * hears that the migration has ended finds the snapshots gone.
+ */
+static void end(HostMemPcow *pcow)
+{
+    Outgoing *out = pcow->outgoing;
+
+    if (!out || pcow->migration_ends) {
+        return;
+    }
+    pcow->migration_ends = true;
+    /* A round that was asked for, and has not begun, never does */
+    qemu_bh_delete(out->freeze);
+    if (out->freezing) {
+        /* In the midst of that: when it is over */
+        return;
+    }
+    if (runstate_is_running()) {
+        qemu_coroutine_enter(qemu_coroutine_create(end_entry, pcow));
+        return;
+    }
+    drop_all(pcow, NULL, NULL);
+    forget(pcow);
 }
 
 /* Main loop; the migration thread has not begun, or has ended. */
@@ -365,7 +455,7 @@ static bool wants_round(HostMemPcow *pcow)
     uint64_t pages = pages_since(pcow);
     int64_t age = get_clock() - pcow->outgoing->frozen_at;
 
-    if (!pcow->outgoing->difference.next) {
+    if (!has_begun(pcow->outgoing)) {
         return !pcow->outgoing->frozen_at || age >= ROUND_NS;
     }
     return age >= ROUND_NS && (pages >= ROUND_PAGES ||
@@ -418,7 +508,7 @@ static void pending_estimate(void *opaque, uint64_t *must_precopy,
         break;
     case SENT:
         /* Nothing has been sent yet */
-        rest = out->difference.next ? 0 : pcow_size(pcow->image);
+        rest = has_begun(out) ? 0 : pcow_size(pcow->image);
         break;
     }
     *must_precopy += rest + pages_since(pcow) * HOSTMEM_PCOW_STREAM_PAGE;
@@ -440,23 +530,21 @@ static void pending_exact(void *opaque, uint64_t *must_precopy,
 static int save_complete(QEMUFile *f, void *opaque)
 {
     HostMemPcow *pcow = opaque;
-    Error *err = g_steal_pointer(&pcow->outgoing->error);
-    int ret;
+    Outgoing *out = pcow->outgoing;
+    Error *err = g_steal_pointer(&out->error);
+    int ret = 0;
 
-    if (!err && hostmem_pcow_check_no_stores(&err)) {
-        if (pcow->outgoing->difference.next) {
-            ret = send_some(f, pcow, true);
-            if (ret < 0) {
-                return ret;
-            }
-        }
-        freeze(pcow, &err);
-    }
-    if (err) {
+    if (err || !hostmem_pcow_check_no_stores(&err)) {
         migration_file_set_error(-EIO, err);
         return -EIO;
     }
-    ret = send_some(f, pcow, true);
+    if (has_begun(out)) {
+        ret = send_some(f, pcow, true);
+    }
+    if (ret == 0) {
+        begin_difference(out, out->newer.image, pcow->image);
+        ret = send_some(f, pcow, true);
+    }
     if (ret == 0) {
         hostmem_pcow_put_record(f, 0, HOSTMEM_PCOW_FINISH);
     }

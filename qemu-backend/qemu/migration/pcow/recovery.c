@@ -79,14 +79,13 @@ static bool check_delete(HostMemPcow *pcow, const struct pcow_snapshot *part,
 static bool delete_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
                         PartArgs *args, Error **errp)
 {
-    struct pcow_error error;
-    uint64_t freed = 0;
-    int ret = pcow_snapshot_delete(pcow->image, part->name, &freed, &error);
+    HostMemPcowDeletion deletion = { .name = part->name };
 
-    if (!hostmem_pcow_propagate(ret, &error, errp)) {
+    if (!hostmem_pcow_change_unlocked(pcow, hostmem_pcow_delete_snapshot,
+                                      &deletion, errp)) {
         return false;
     }
-    args->freed += freed;
+    args->freed += deletion.freed;
     return true;
 }
 
@@ -126,13 +125,14 @@ PcowCheckpointDeleted *qmp_pcow_checkpoint_delete(const char *name,
                                                   Error **errp)
 {
     HostMemPcow *home = checkpoint_home(errp);
+    HostMemPcowRenaming renaming = { .name = name };
     g_autofree char *mark = NULL;
     PcowCheckpointDeleted *result;
     struct pcow_snapshot snapshot;
-    struct pcow_error error;
     PartArgs args = { .home = home, .of = &snapshot };
-    int ret;
+    Error *err = NULL;
 
+    hostmem_pcow_await_changes();
     if (!home || !checkpoint_may_begin(errp)) {
         return NULL;
     }
@@ -147,11 +147,15 @@ PcowCheckpointDeleted *qmp_pcow_checkpoint_delete(const char *name,
     mark = checkpoint_mark_name(CHECKPOINT_DELETING, home,
                                 snapshot.date_seconds,
                                 snapshot.date_nanoseconds);
-    ret = pcow_snapshot_rename(home->image, name, mark, &error);
+    renaming.new_name = mark;
     /* Without space for the mark it goes without, as this gives space */
-    if (ret != -ENOSPC && !hostmem_pcow_propagate(ret, &error, errp)) {
+    if (!hostmem_pcow_change_unlocked(home, hostmem_pcow_rename_snapshot,
+                                      &renaming, &err) &&
+        renaming.ret != -ENOSPC) {
+        error_propagate(errp, err);
         return NULL;
     }
+    error_free(err);
     if (!delete_all(&args, errp)) {
         return NULL;
     }
@@ -254,6 +258,7 @@ PcowCheckpointInfoList *qmp_query_pcow_checkpoints(Error **errp)
     if (!home) {
         return NULL;
     }
+    hostmem_pcow_await_changes();
     ret = pcow_snapshot_list(home->image, &list, &count, &error);
     if (!hostmem_pcow_propagate(ret, &error, errp)) {
         return NULL;

@@ -191,6 +191,7 @@ static bool find_parent(Target *target, Error **errp)
 
 static bool find_target(Target *target, const char *name, Error **errp)
 {
+    hostmem_pcow_await_changes();
     target->home = checkpoint_home(errp);
     if (!target->home || !checkpoint_may_begin(errp)) {
         return false;

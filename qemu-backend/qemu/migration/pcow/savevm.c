@@ -12,6 +12,20 @@
  * While the disks (migration/pcow/carrier.c) take or delete their part, the
  * snapshot inside the image has a name that says so: a QEMU that is killed
  * meanwhile leaves a mark, by which the next one goes forth or back.
+ *
+ *   guest   what is done                              a crash here leaves
+ *   ------  ----------------------------------------  ----------------------
+ *   runs    flush what it has stored, prepare a       nothing
+ *           snapshot in each image
+ *   stands  freeze each image; the devices are saved  layers that are merged
+ *   stands  flush what is frozen: each image has its  snapshots with the name
+ *           snapshot                                  of a mark: taken back
+ *   stands  each disk takes its part                  a mark: taken back, or
+ *                                                     kept if all disks have it
+ *   runs    give all of them the name                 a mark: kept
+ *
+ * The flush in the pause is for what the guest has stored since the last one
+ * before it, as the disks' part must not be there before the images'.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
@@ -97,53 +111,109 @@ bool hostmem_pcow_all_check_new(const char *name, bool has_devices,
     if (!hostmem_pcow_present()) {
         return true;
     }
+    hostmem_pcow_await_changes();
     if (!hostmem_pcow_check_settled(errp)) {
         return false;
     }
     hostmem_pcow_all_recover();
-    if (!hostmem_pcow_all_check_name(name, errp) ||
-        !hostmem_pcow_check_new_on_disks(name, has_devices, devices, errp)) {
-        return false;
-    }
-    /* The VM stands soon; savevm of the monitor has flushed nothing yet */
-    hostmem_pcow_all_flush_ahead();
-    return true;
+    return hostmem_pcow_all_check_name(name, errp) &&
+           hostmem_pcow_check_new_on_disks(name, has_devices, devices, errp);
 }
 
-static bool create_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
-{
-    const HostMemPcowMark *mark = opaque;
-    g_autofree char *name = hostmem_pcow_mark_name(mark);
-    struct pcow_snapshot created;
-    struct pcow_error error;
+/* ---- before the VM is stopped -------------------------------------------- */
 
-    pcow->snapshot_id = 0;
-    if (pcow->readonly) {
-        return true;
+struct HostMemPcowSaving {
+    HostMemPcowMaking making;
+    char *name;                 /* of a mark */
+};
+
+static void forget_saving(HostMemPcow *pcow)
+{
+    if (pcow->saving) {
+        g_free(pcow->saving->name);
     }
-    if (pcow_snapshot_create_at(pcow->image, name, mark->date_sec,
-                                mark->date_nsec, &error) < 0) {
-        error_setg(errp, "%s", error.message);
-        return false;
-    }
-    if (!hostmem_pcow_find_snapshot(pcow->image, name, 0, &created, errp)) {
-        return false;
-    }
-    pcow->snapshot_id = created.id;
-    return true;
+    g_clear_pointer(&pcow->saving, g_free);
 }
 
 static bool forget_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 {
+    forget_saving(pcow);
     pcow->snapshot_id = 0;
     return true;
+}
+
+static bool prepare_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    const HostMemPcowMark *mark = opaque;
+
+    if (pcow->readonly) {
+        return true;
+    }
+    pcow->saving = g_new0(struct HostMemPcowSaving, 1);
+    pcow->saving->name = hostmem_pcow_mark_name(mark);
+    pcow->saving->making = (HostMemPcowMaking) {
+        .name = pcow->saving->name,
+        .date_sec = mark->date_sec,
+        .date_nsec = mark->date_nsec,
+    };
+    return hostmem_pcow_change_unlocked(pcow, hostmem_pcow_prepare_snapshot,
+                                        &pcow->saving->making, errp);
+}
+
+bool hostmem_pcow_all_prepare_snapshot(GDateTime *date, bool has_devices,
+                                       strList *devices, Error **errp)
+{
+    HostMemPcowMark mark = {
+        .date_sec = g_date_time_to_unix(date),
+        .date_nsec = g_date_time_get_microsecond(date) * 1000,
+    };
+
+    if (!hostmem_pcow_present()) {
+        return true;
+    }
+    hostmem_pcow_foreach(forget_snapshot, NULL, NULL);
+    /* Those of the monitor's savevm are the first */
+    hostmem_pcow_all_flush_ahead();
+    if (!hostmem_pcow_all_flushed_ahead(errp) ||
+        !hostmem_pcow_count_disks(has_devices, devices, NULL, &mark.disks,
+                                  errp) ||
+        !hostmem_pcow_foreach(prepare_snapshot, &mark, errp)) {
+        hostmem_pcow_all_undo_snapshot();
+        return false;
+    }
+    return true;
+}
+
+/* ---- while it stands ----------------------------------------------------- */
+
+static bool freeze(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    g_autofree char *name = hostmem_pcow_mark_name(opaque);
+    struct pcow_error error;
+    struct pcow_info info;
+    int ret;
+
+    if (pcow->readonly) {
+        return true;
+    }
+    if (!pcow->saving || strcmp(pcow->saving->name, name)) {
+        error_setg(errp, "images or disks of the VM were plugged or unplugged "
+                   "while the snapshot was prepared: try again");
+        return false;
+    }
+    /* The layer that stores go to is what becomes the snapshot */
+    pcow_get_info(pcow->image, &info);
+    pcow->snapshot_id = info.active_layer;
+    ret = pcow_snapshot_freeze(pcow->image, pcow->saving->making.token,
+                               &error);
+    return hostmem_pcow_propagate(ret, &error, errp);
 }
 
 /* Give the snapshot that is being worked on another name. */
 static bool rename_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 {
+    HostMemPcowRenaming renaming = { .new_name = opaque };
     struct pcow_snapshot found;
-    struct pcow_error error;
 
     if (!pcow->snapshot_id) {
         return true;
@@ -152,18 +222,16 @@ static bool rename_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
                                     &found, errp)) {
         return false;
     }
-    if (pcow_snapshot_rename(pcow->image, found.name, opaque, &error) < 0) {
-        error_setg(errp, "%s", error.message);
-        return false;
-    }
-    return true;
+    renaming.name = found.name;
+    return hostmem_pcow_change_unlocked(pcow, hostmem_pcow_rename_snapshot,
+                                        &renaming, errp);
 }
 
 /* Delete the snapshot that is being worked on. */
 static bool delete_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 {
+    HostMemPcowDeletion deletion = {};
     struct pcow_snapshot found;
-    struct pcow_error error;
 
     if (!pcow->snapshot_id) {
         return true;
@@ -172,9 +240,10 @@ static bool delete_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
                                     &found, errp)) {
         return false;
     }
+    deletion.name = found.name;
     if (found.id &&
-        pcow_snapshot_delete(pcow->image, found.name, NULL, &error) < 0) {
-        error_setg(errp, "%s", error.message);
+        !hostmem_pcow_change_unlocked(pcow, hostmem_pcow_delete_snapshot,
+                                      &deletion, errp)) {
         return false;
     }
     pcow->snapshot_id = 0;
@@ -185,7 +254,12 @@ static bool take_back(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     Error *err = NULL;
 
-    if (!delete_snapshot(pcow, opaque, &err)) {
+    if (pcow->saving) {
+        /* What fails here is done by the next operation */
+        hostmem_pcow_change_unlocked(pcow, hostmem_pcow_abandon_snapshot,
+                                     &pcow->saving->making, NULL);
+        forget_snapshot(pcow, NULL, NULL);
+    } else if (!delete_snapshot(pcow, opaque, &err)) {
         warn_report_err(err);
     }
     return true;
@@ -204,7 +278,6 @@ bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
     if (!hostmem_pcow_present()) {
         return true;
     }
-    hostmem_pcow_foreach(forget_snapshot, NULL, NULL);
     if (!hostmem_pcow_check_no_stores(errp) ||
         !hostmem_pcow_count_disks(has_devices, devices, NULL, &mark.disks,
                                   errp)) {
@@ -213,10 +286,31 @@ bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
     if (!hostmem_pcow_hold_guest(errp)) {
         return false;
     }
-    ok = hostmem_pcow_foreach(create_snapshot, &mark, errp);
+    ok = hostmem_pcow_foreach(freeze, &mark, errp);
     hostmem_pcow_release_guest();
     return ok;
 }
+
+/* The disks take their part next, which makes it count. */
+static bool finish(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    if (pcow->readonly) {
+        return true;
+    }
+    if (!hostmem_pcow_finish_snapshot(pcow, &pcow->saving->making, errp)) {
+        return false;
+    }
+    forget_saving(pcow);
+    return true;
+}
+
+bool hostmem_pcow_all_flush(Error **errp)
+{
+    return hostmem_pcow_all_flushed_ahead(errp) &&
+           hostmem_pcow_foreach(finish, NULL, errp);
+}
+
+/* ---- when it runs again -------------------------------------------------- */
 
 bool hostmem_pcow_all_finish_snapshot(const char *name, Error **errp)
 {
@@ -244,11 +338,12 @@ typedef struct DeleteArgs {
 static bool mark_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     const DeleteArgs *args = opaque;
+    HostMemPcowRenaming renaming = { .name = args->name };
     g_autofree char *mark_name = NULL;
     struct pcow_snapshot found;
     struct pcow_error error;
     HostMemPcowMark mark = {};
-    int ret;
+    Error *err = NULL;
 
     if (pcow->readonly) {
         return true;
@@ -271,12 +366,15 @@ static bool mark_snapshot(HostMemPcow *pcow, void *opaque, Error **errp)
         return true;
     }
     mark_name = hostmem_pcow_mark_name(&mark);
-    ret = pcow_snapshot_rename(pcow->image, args->name, mark_name, &error);
-    if (ret < 0 && ret != -ENOSPC) {
+    renaming.new_name = mark_name;
+    if (!hostmem_pcow_change_unlocked(pcow, hostmem_pcow_rename_snapshot,
+                                      &renaming, &err) &&
+        renaming.ret != -ENOSPC) {
         pcow->snapshot_id = 0;
-        error_setg(errp, "%s", error.message);
+        error_propagate(errp, err);
         return false;
     }
+    error_free(err);
     return true;
 }
 
@@ -285,6 +383,7 @@ bool hostmem_pcow_all_begin_delete(const char *name, bool has_devices,
 {
     DeleteArgs args = { name, has_devices, devices };
 
+    hostmem_pcow_await_changes();
     if (hostmem_pcow_present() && !hostmem_pcow_check_settled(errp)) {
         return false;
     }
