@@ -63,6 +63,21 @@ class ListTest(images.ImageTestCase):
         self.assertRegex(text, r'(?m)^base.pcow: 16 MiB, sealed, disk size \S+ KiB$')
         self.assertRegex(text, r'(?m)^bad.pcow: .*not a pcow image')
 
+    def test_long_file(self):
+        """A QEMU that was taken over makes its own image as long as the file system has it, at no
+        cost: to look at that costs nothing, either.
+        """
+        self.path('top.pcow').open('ab').truncate(64 << 40)
+        size = self.path('top.pcow').stat().st_size
+        listed = self.run_program(
+            'prlimit', '--cpu=3', images.program('pcow-img'), 'list', self.directory
+        ).stdout
+        self.assertIn('top.pcow: 16 MiB', listed)
+        self.run_program(
+            'prlimit', '--cpu=30', images.program('pcow-img'), 'check', '--data', self.top
+        )
+        self.assertEqual(64 << 40, size)
+
     def test_refused(self):
         self.img_fails('list', message='DIRECTORY is missing')
         self.img_fails('list', self.path('none'), message='cannot be listed: No such file')

@@ -20,6 +20,8 @@ struct tables {
     const char *name;
     struct header header;
     struct pcow_version version;
+    /* groups of which the file has no metadata, so no owners either */
+    bool unowned[MAX_GROUPS];
     bool has_no_writer;
     uint64_t slabs;                    /* of the file */
     uint64_t *owners;                  /* of each slab */
@@ -120,12 +122,18 @@ static int read_owners(struct tables *t, struct pcow_error *error)
         return error_set(error, -ENOMEM, "out of memory for the tables of %s", t->name);
     for (uint64_t first = 0; first < t->slabs; first += SLABS_PER_GROUP) {
         uint64_t count = t->slabs - first < SLABS_PER_GROUP ? t->slabs - first : SLABS_PER_GROUP;
-        int ret = count > 1 ? read_at(t, owner_offset(first), &t->owners[first],
-                                      count * sizeof *t->owners, error)
-                            : 0;
+        off_t data = lseek(t->fd, (off_t)(first << SLAB_BITS), SEEK_DATA);
+        bool is_hole = data < 0 ? errno == ENXIO : (uint64_t)data >> SLAB_BITS > first;
+        int ret = count > 1 && !is_hole
+                      ? read_at(t, owner_offset(first), &t->owners[first],
+                                count * sizeof *t->owners, error)
+                      : 0;
 
         if (ret)
             return ret;
+        t->unowned[first / SLABS_PER_GROUP] = is_hole;
+        if (is_hole)
+            continue;
         for (uint64_t p = first; p < first + count; p++) {
             struct owner owner = owner_decode(t->owners[p]);
 
@@ -206,11 +214,26 @@ static int read_layers(struct tables *t, struct pcow_error *error)
     return ret;
 }
 
-static bool holds_data(const struct tables *t, uint64_t slab)
-{
-    off_t data = lseek(t->fd, (off_t)(slab << SLAB_BITS), SEEK_DATA);
+/*
+ * Slabs that hold data, asked for in ascending order: the file system is asked once for each hole,
+ * however many slabs it has.
+ */
+struct data_cursor {
+    uint64_t next;                             /* the first slab from the last one on that has any */
+    bool known;
+};
 
-    return data < 0 ? errno != ENXIO : (uint64_t)data >> SLAB_BITS == slab;
+static bool holds_data(const struct tables *t, struct data_cursor *cursor, uint64_t slab)
+{
+    if (!cursor->known || cursor->next < slab) {
+        off_t data = lseek(t->fd, (off_t)(slab << SLAB_BITS), SEEK_DATA);
+
+        cursor->known = true;
+        cursor->next = data >= 0         ? (uint64_t)data >> SLAB_BITS
+                       : errno == ENXIO ? UINT64_MAX
+                                        : slab;
+    }
+    return cursor->next == slab;
 }
 
 /*
@@ -223,20 +246,27 @@ static int count_others(const struct tables *t, uint64_t *others, struct pcow_er
     uint64_t guest_slabs = t->virtual_size >> SLAB_BITS,
              active = word_value(t->header.active_layer);
     uint64_t *seen = calloc(guest_slabs / 64 + 1, sizeof *seen);
+    struct data_cursor cursor = {0};
 
     *others = 0;
     if (!seen)
         return error_set(error, -ENOMEM, "out of memory for the tables of %s", t->name);
     for (uint64_t p = 0; p < t->slabs; p++) {
         struct owner owner = owner_decode(t->owners[p]);
+        uint64_t group = p / SLABS_PER_GROUP, end = (group + 1) * SLABS_PER_GROUP;
         bool is_active =
             owner.kind == OWNER_DATA && owner.layer == active && owner.number < guest_slabs;
 
         if (slab_is_group_head(p, header_heads(&t->header)))
             continue;
+        /* A file may be made as long as file systems have it, at no cost. */
+        if (t->unowned[group] && !holds_data(t, &cursor, p)) {
+            p = (cursor.next < end ? cursor.next : end) - 1;
+            continue;
+        }
         if (is_active && !(seen[owner.number / 64] >> owner.number % 64 & 1))
             seen[owner.number / 64] |= UINT64_C(1) << owner.number % 64;
-        else if (owner.kind != OWNER_NONE || holds_data(t, p))
+        else if (owner.kind != OWNER_NONE || holds_data(t, &cursor, p))
             *others += 1;
     }
     free(seen);

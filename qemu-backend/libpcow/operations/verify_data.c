@@ -16,6 +16,7 @@
 #include "util/error.h"
 
 #define MOST_SHOWN 200u
+#define SUMS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(struct datasum))
 #define TEXT_SIZE sizeof((struct pcow_error *)0)->message
 
 struct verify {
@@ -188,6 +189,18 @@ static uint64_t count_owned(const struct pcow_image *image)
     return count;
 }
 
+/* Have the slabs of a page of checksums neither owners nor checksums? */
+static bool is_unused(const struct pcow_image *image, uint64_t first)
+{
+    uint64_t offset = datasum_offset(first);
+
+    for (uint64_t p = first; p < first + SUMS_PER_PAGE && p < image_slab_count(image); p++)
+        if (slab_peek(image, p).kind != OWNER_NONE)
+            return false;
+    return file_next_data(&image->file, offset, offset + PCOW_PAGE_SIZE)
+           >= offset + PCOW_PAGE_SIZE;
+}
+
 static int verify_all(struct verify *verify, pcow_progress_fn progress, struct pcow_error *error)
 {
     struct pcow_image *image = verify->image;
@@ -197,6 +210,13 @@ static int verify_all(struct verify *verify, pcow_progress_fn progress, struct p
     for (uint64_t p = 1; p < image_slab_count(image) && !ret; p++) {
         if (slab_is_group_head(p, image->file.heads))
             continue;
+        if (p % SUMS_PER_PAGE == 0 && is_unused(image, p)) {
+            p += SUMS_PER_PAGE - 1;
+            if (p % SLABS_PER_GROUP == SLABS_PER_GROUP - 1 && progress
+                && progress(verify->opaque, done * PCOW_SLAB_SIZE, total * PCOW_SLAB_SIZE))
+                ret = error_set(error, -ECANCELED, "%s: cancelled", image->file.path);
+            continue;
+        }
         ret = verify_slab(verify, p);
         if (ret)
             return error_set_errno(error, ret, "%s: cannot read file slab %llu, or its checksum",
