@@ -96,7 +96,7 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
     :param accept_damage: as it is, and the receiver takes it so, too
     :raises ImageNotFound:
     :raises ToolFailed: somebody writes to it, or it cannot be read
-    :raises TransferFailed: it is made one file, and one that it is made of is damaged
+    :raises TransferFailed: it is damaged, or a file of its chain that is made one
     :raises ImageInUse: somebody begins to write to it just now, or replaces it
     """
     path = os.path.abspath(path)
@@ -109,7 +109,9 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
             info = image.info(path)
         with _opened(path, info.uuid) as file:
             size = os.fstat(file.fileno()).st_size
-            damaged = accept_damage and image.check_data(path).damage is not None
+            damage = image.check_data(path).damage  # the receiver would refuse all that has come
+            if damage is not None and not accept_damage:
+                raise _damaged(path, path, damage)
             output = _Summed(stream)
             extents = list(_extents(file.fileno(), size))
             output.write(
@@ -118,7 +120,7 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
                     info.sealed,
                     info.virtual_size,
                     sum(length for _offset, length in extents),
-                    damaged,
+                    damage is not None,
                 ).line()
             )
             for offset, length in extents:
@@ -235,11 +237,15 @@ def _check_chain(path: str) -> None:
         info = image.info(at, force_share=True)
         damage = image.check_data(at).damage if info.sealed or at == path else None
         if damage is not None:
-            raise exception.TransferFailed(
-                name=os.path.basename(path),
-                reason=f'{at} is damaged: {damage}; --accept-damage sends it as it is',
-            )
+            raise _damaged(path, at, damage)
         at = info.base_path
+
+
+def _damaged(path: str, at: str, damage: str) -> exception.TransferFailed:
+    return exception.TransferFailed(
+        name=os.path.basename(path),
+        reason=f'{at} is damaged: {damage}; --accept-damage sends it as it is',
+    )
 
 
 @contextlib.contextmanager

@@ -95,7 +95,13 @@ class SealedTest(base.TestCase):
             file.seek(position + 100)
             file.write(b'\2')
         stream = io.BytesIO()
-        transfer.send(path, stream)
+        error = self.assertRaises(exception.TransferFailed, transfer.send, path, stream)
+        self.assertIn(f'{path} is damaged: ', str(error))
+        self.assertEqual(b'', stream.getvalue())
+        # and again where it arrives
+        sound = mock.patch.object(model.CheckResult, 'damage', None)
+        with sound:
+            transfer.send(path, stream)
         stream.seek(0)
         error = self.assertRaises(
             exception.TransferFailed, transfer.receive, self.there, 't', stream
