@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 import grp
@@ -325,9 +326,10 @@ def _check_pools() -> Iterator[Finding]:
 
 def _check_images(pool: pool_module.Pool) -> Iterator[Finding]:
     try:
-        unreadable = [item.name for item in pool.listed() if item.summary is None]
+        items = pool.listed()
     except (exception.PcowError, OSError):
         return  # another check says what is missing
+    unreadable = [item.name for item in items if item.summary is None]
     if unreadable:
         more = ', ...' if unreadable[5:] else ''
         yield Finding(
@@ -340,6 +342,23 @@ def _check_images(pool: pool_module.Pool) -> Iterator[Finding]:
                 "'pcowctl image delete --force' deletes one"
             ),
         )
+    names: dict[str, list[str]] = collections.defaultdict(list)
+    for item in items:
+        if item.summary is not None:
+            names[item.summary.uuid].append(item.name)
+    for uuid, same in names.items():
+        if same[1:]:
+            more = ', ...' if same[5:] else ''
+            yield Finding(
+                f'images of pool {pool.name}',
+                ADVICE,
+                f'{len(same)} have the UUID {uuid}: {", ".join(same[:5])}{more}',
+                (
+                    'one is a copy of a file, or a guest has broken out of its QEMU and forged the '
+                    "UUID: see which 'pcowctl image list' and the services know, and delete the "
+                    'other'
+                ),
+            )
 
 
 def _check_libvirt() -> Iterator[Finding]:

@@ -63,7 +63,11 @@ def find(pool: pool_module.Pool, domain_images: domain.Files | None) -> list[Fin
     """
     items = pool.listed()
     findings = [*_unfinished(pool), *_work()]
-    used = {item.summary.base_uuid for item in items if item.summary and item.summary.base_uuid}
+    used = {
+        item.summary.base_uuid
+        for item in items
+        if item.summary and item.summary.base_uuid and item.summary.base_uuid != item.summary.uuid
+    }
     for item in items:
         if item.summary is None:
             continue

@@ -39,6 +39,7 @@ LOG = logging.getLogger(__name__)
 
 _MARKER_FORMAT = 1
 _MAX_MARKER_SIZE = 64 << 10
+_NO_UUID = str(uuidlib.UUID(int=0))  # of a base of format 1, or at which nobody has looked
 
 
 def _is_damaged(path: str) -> bool:
@@ -93,6 +94,51 @@ def _chain(items: dict[str, ListedImage], name: str) -> Iterator[ListedImage]:
         yield at
         base = at.summary.base_filename if at.summary else None
         at = items.get(base.removesuffix(names.IMAGE_SUFFIX)) if base else None
+
+
+class _Bases:
+    """What images of a list stand on. Who has broken out of a QEMU writes what he likes into the
+    record of his image, and as its own UUID.
+    """
+
+    def __init__(self, items: list[ListedImage]) -> None:
+        self._items = {item.name: item for item in items}
+        self._by_uuid: dict[str, list[ListedImage]] = {}
+        for item in items:
+            if item.summary is not None:
+                self._by_uuid.setdefault(item.summary.uuid, []).append(item)
+
+    def of(self, name: str) -> set[str]:
+        """Those with the UUID that the image has recorded; if one has the recorded name as well,
+        that alone. None has it where a base was moved by hand, or its name is not printable.
+        """
+        item = self._items.get(name)
+        if item is None or item.summary is None or item.summary.base_uuid is None:
+            return set()
+        wanted = item.summary.base_filename
+        found = {one.name: one.path for one in self._by_uuid.get(item.summary.base_uuid, ())}
+        named = {one for one, path in found.items() if os.path.basename(path) == wanted}
+        return named or (set() if item.summary.base_uuid == _NO_UUID else set(found))
+
+    def leads_to(self, name: str, base: str) -> bool:
+        """Whether an image that was found to name the UUID of this one stands on it; also if one
+        of them is another by now, or cannot be read any more.
+        """
+        item, found = self._items.get(name), self.of(name)
+        has_uuid = item is None or item.summary is None or item.summary.base_uuid != _NO_UUID
+        return base in found or (not found and has_uuid)
+
+    def below(self, name: str) -> set[str]:
+        """The image, and what it stands on. None of these can stand on it: a chain that leads back
+        to itself was written by hand, and nobody can open it.
+        """
+        found, todo = set[str](), [name]
+        while todo:
+            at = todo.pop()
+            if at not in found:
+                found.add(at)
+                todo += self.of(at)
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,6 +297,23 @@ class Pool:
     def templates(self) -> list[PoolImage]:
         return [item for item in self.images() if item.info and item.info.sealed]
 
+    def standing_on(self, name: str, uuid: str) -> list[ListedImage]:
+        """What stands on the image of this name and UUID, and what cannot be read and may.
+
+        An image that leads to another one with that UUID stands on that one; and neither an image
+        nor what it stands on stands on itself.
+        """
+        items = self.listed(base_uuid=uuid)
+        if all(item.summary is None for item in items):
+            return items
+        bases = _Bases(self.listed())
+        below = bases.below(name)
+        return [
+            item
+            for item in items
+            if item.summary is None or (bases.leads_to(item.name, name) and item.name not in below)
+        ]
+
     def children(
         self, name: str, *, known_only: bool = False, uuid: str | None = None
     ) -> list[str]:
@@ -265,7 +328,7 @@ class Pool:
         """
         path, known, doubtful = self.existing_path(name), list[str](), None
         with contextlib.suppress(exception.ToolFailed):
-            items = self.listed(base_uuid=uuid or image.info(path, force_share=True).uuid)
+            items = self.standing_on(name, uuid or image.info(path, force_share=True).uuid)
             known = [item.name for item in items if item.summary]
             doubtful = frozenset(item.name for item in items if item.summary is None)
             if known_only or not doubtful:
@@ -284,10 +347,11 @@ class Pool:
         :param doubtful: what cannot be read and may stand on it; None: whatever cannot be
         :param known: what was found to stand on it, and may not be readable any more
         """
-        items = {item.name: item for item in self.listed()}
-        own = items.get(name)
+        listed = self.listed()
+        items = {item.name: item for item in listed}
+        own, bases = items.get(name), _Bases(listed)
         # with itself: what it stands on cannot stand on it, readable or not
-        below = {item.name for item in _chain(items, name)}
+        below, below_by_uuid = {item.name for item in _chain(items, name)}, bases.below(name)
         found = []
         for item in items.values():
             if item.name in known:
@@ -300,7 +364,7 @@ class Pool:
                         reason=f'{item.error}: whether this image stands on it is unknown',
                     )
             elif own is not None and own.summary is not None:
-                if item.summary.base_uuid == own.summary.uuid:
+                if name in bases.of(item.name) and item.name not in below_by_uuid:
                     found.append(item.name)
             elif item.summary.base_filename == os.path.basename(path):
                 found.append(item.name)

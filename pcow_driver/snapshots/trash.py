@@ -241,13 +241,13 @@ def _has_children(pool: pool_module.Pool, name: str) -> bool:
         return True
 
 
-def _stood_on(pool: pool_module.Pool, uuid: str) -> set[int | None]:
+def _stood_on(pool: pool_module.Pool, name: str, uuid: str) -> set[int | None]:
     """Ids of the snapshots of an image on which others stand, 0 for its active layer, and None if
     an image cannot be read.
     """
     return {
         item.summary.base_snapshot_id if item.summary else None
-        for item in pool.listed(base_uuid=uuid)
+        for item in pool.standing_on(name, uuid)
     }
 
 
@@ -256,7 +256,7 @@ def _reduce(pool: pool_module.Pool, name: str) -> None:
     path = pool.existing_path(name)
     try:
         info = image.info(path)
-        used = _stood_on(pool, info.uuid)
+        used = _stood_on(pool, name, info.uuid)
         needed = [one.name for one in info.snapshots if one.pinned and used & {int(one.id), None}]
         if needed and not used & {0, None}:
             image.snapshot_revert(path, needed[-1])
@@ -286,7 +286,7 @@ def _delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
             attached.snapshot_delete(pool.existing_path(name), snapshot)
         except (exception.ToolFailed, exception.QmpFailed):
             # libpcow knows only what it can read
-            if not _stood_on(pool, found.uuid) & {int(made.id), None} and all(
+            if not _stood_on(pool, name, found.uuid) & {int(made.id), None} and all(
                 item.summary for item in pool.listed()
             ):
                 raise

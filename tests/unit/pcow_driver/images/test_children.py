@@ -6,12 +6,16 @@ are real.
 import os
 from pathlib import Path
 import shutil
+import struct
 import tempfile
 from typing import Any
 from unittest import mock
+import uuid as uuidlib
 
 from pcow_driver.common import exception
+from pcow_driver.common import tool
 from pcow_driver.copies import fork
+from pcow_driver.health import doctor
 from pcow_driver.health import garbage
 from pcow_driver.images import image
 from pcow_driver.pools import device
@@ -20,6 +24,18 @@ from pcow_driver.pools import registry
 from pcow_driver.snapshots import trash
 from pcow_driver.virt import domain
 from tests.unit.pcow_driver import base
+
+_SERVER = 'server-0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11-root'
+_VOLUME = 'volume-0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+
+
+def _crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
 
 
 class ChildrenTest(base.TestCase):
@@ -37,6 +53,42 @@ class ChildrenTest(base.TestCase):
         with open(self.pool.existing_path(name), 'r+b') as f:
             f.write(bytes(4096))
         self.assertRaises(exception.ToolFailed, image.info, self.pool.existing_path(name))
+
+    def forge(
+        self,
+        name: str,
+        *,
+        base: str = 'parent',
+        uuid: str | None = None,
+        base_uuid: str | None = None,
+        base_file: str | None = None,
+    ) -> str:
+        """Make an image of which a QEMU that was taken over has written anew what it is and what it
+        stands on; without the second copy of that. Its own UUID if none is given.
+        """
+        path = self.pool.image_path(name)
+        tool.run(
+            tool.find('pcow_img'),
+            *('create', '-q', '-o', 'mirror=off', '-F', 'pcow'),
+            *('-b', self.pool.existing_path(base), path),
+        )
+        own = uuid or image.info(path).uuid
+        with open(path, 'r+b') as f:
+            page = bytearray(f.read(4096))
+            page[40:56] = uuidlib.UUID(own).bytes
+            page[508:512] = struct.pack('<I', _crc32c(bytes(page[:508])))
+            (at,) = (at for at in (1024, 1536) if any(page[at : at + 512]))
+            if base_uuid is not None:
+                page[at : at + 16] = uuidlib.UUID(base_uuid).bytes
+            if base_file is not None:
+                page[at + 40 : at + 296] = base_file.encode().ljust(256, b'\0')
+            page[at + 508 : at + 512] = struct.pack('<I', _crc32c(bytes(page[at : at + 508])))
+            f.seek(0)
+            f.write(page)
+        return own
+
+    def uuid_of(self, name: str) -> str:
+        return image.info(self.pool.existing_path(name), force_share=True).uuid
 
     def forget(self) -> None:
         """What images stood on is not known."""
@@ -250,6 +302,82 @@ class ChildrenTest(base.TestCase):
         self.assertFalse(trash.delete_image(self.pool, name))
         self.assertTrue(image.info(self.pool.existing_path(name)).sealed)
         self.assertRaises(exception.ImageHasChildren, self.pool.delete_image, name, force=True)
+
+    def check_gone(self, *names: str) -> None:
+        for name in names:
+            self.assertFalse(os.path.lexists(self.pool.image_path(name)), name)
+        self.assertEqual([], trash.marks(self.pool))
+
+    def test_image_with_the_uuid_of_its_template(self) -> None:
+        """What stands on the template does not stand on it, also beside what cannot be read."""
+        image.seal(self.pool.existing_path('parent'))
+        uuid = self.uuid_of('parent')
+        self.forge(_SERVER, uuid=uuid)
+        self.forge(_VOLUME, uuid=uuid)
+        self.assertEqual(['fork', _SERVER, _VOLUME], self.pool.children('parent'))
+        (found,) = doctor._check_images(self.pool)
+        self.assertIn(f'have the UUID {uuid}', found.found)
+        self.pool.create_image('another', size=2 << 20)
+        self.damage('another')
+        self.assertEqual([], self.pool.children(_SERVER))
+        self.pool.delete_image(_SERVER, force=True)
+        self.assertTrue(trash.delete_image(self.pool, _VOLUME))
+        self.check_gone(_SERVER, _VOLUME)
+        self.assertRaises(exception.ImageHasChildren, self.pool.delete_template, 'parent')
+        self.assertEqual(['fork'], self.pool.children('parent'))
+
+    def test_image_that_stands_on_itself(self) -> None:
+        for other in ({}, {'named': True}):
+            for name in (_SERVER, _VOLUME):
+                file = f'{name}.pcow' if other else None
+                own = self.forge(name)
+                os.unlink(self.pool.image_path(name))
+                self.forge(name, uuid=own, base_uuid=own, base_file=file)
+                self.assertEqual([name], [one.name for one in self.pool.listed(base_uuid=own)])
+                self.assertEqual([], self.pool.children(name))
+            self.pool.delete_image(_SERVER, force=True)
+            self.assertTrue(trash.delete_image(self.pool, _VOLUME))
+            self.check_gone(_SERVER, _VOLUME)
+
+    def test_images_that_stand_on_each_other(self) -> None:
+        for files in ((f'{_VOLUME}.pcow', f'{_SERVER}.pcow'), ('gone.pcow', 'gone.pcow')):
+            one, two = (str(uuidlib.uuid4()) for _ in range(2))
+            self.forge(_SERVER, uuid=one, base_uuid=two, base_file=files[0])
+            self.forge(_VOLUME, uuid=two, base_uuid=one, base_file=files[1])
+            self.assertTrue(trash.delete_image(self.pool, _VOLUME))
+            self.pool.delete_image(_SERVER, force=True)
+            self.check_gone(_SERVER, _VOLUME)
+
+    def test_forged_image_that_was_marked(self) -> None:
+        """By an earlier version perhaps, that kept it for what it took for its children."""
+        own = str(uuidlib.uuid4())
+        for forged in (
+            {'uuid': self.uuid_of('parent')},
+            {'uuid': own, 'base_uuid': own, 'base_file': f'{_VOLUME}.pcow'},
+        ):
+            self.forge(_VOLUME, **forged)
+            trash._keep(self.pool, trash.Mark(_VOLUME))
+            trash.collect(self.pool)
+            self.check_gone(_VOLUME)
+
+    def test_snapshot_of_an_image_that_stands_on_itself(self) -> None:
+        own = self.forge(_VOLUME)
+        os.unlink(self.pool.image_path(_VOLUME))
+        self.forge(_VOLUME, uuid=own, base_uuid=own)
+        self.assertEqual(set(), trash._stood_on(self.pool, _VOLUME, own))
+
+    def test_image_without_uuid(self) -> None:
+        """Bases of format 1, and those at which nobody looked, are recorded by their name alone."""
+        none = str(uuidlib.UUID(int=0))
+        self.forge('of-format-1', base_uuid=none, base_file='old.pcow')
+        self.forge(_VOLUME, uuid=none)
+        self.assertEqual([], self.pool.children(_VOLUME))
+
+    def test_base_that_was_moved_by_hand(self) -> None:
+        """What stands on it finds it again when it is moved back."""
+        os.rename(self.pool.image_path('parent'), self.pool.image_path('moved'))
+        self.assertEqual(['fork'], self.pool.children('moved'))
+        self.assertRaises(exception.ImageHasChildren, self.pool.delete_image, 'moved', force=True)
 
     def test_force_on_a_damaged_parent(self) -> None:
         self.damage('parent')
