@@ -28,6 +28,7 @@ from nova_pcow import storage
 from nova_pcow import travel_base
 from pcow_driver.common import durable
 from pcow_driver.common import exception
+from pcow_driver.common import units
 from pcow_driver.health import scrub
 from pcow_driver.images import image
 from pcow_driver.images import model
@@ -47,6 +48,10 @@ LOG = logging.getLogger(__name__)
 _TAKEN = '.taken'
 # of our entries in the list of disks that Nova hands to the destination
 _KEY = 'pcow'
+# A file does not become shorter when snapshots in it are deleted: so many of those an image may
+# have had at one time beside the ones that it has.
+_DELETED = 8
+_STEP = 128 * units.MIB  # by which it grows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,11 +218,13 @@ def _snapshots(path: str) -> set[str]:
     return {snapshot.name for snapshot in image.snapshot_list(path, force_share=True)}
 
 
-def check_travels(uuid: str) -> None:
+def check_travels(uuid: str, *, memory: int = 0) -> None:
     """Find out what would keep the images of a server from being sent to another host, while it
     still runs.
 
-    :raises PcowError: an image stands on something else than the template it was made on
+    :param memory: of the server, in bytes
+    :raises PcowError: an image stands on something else than the template it was made on, or is
+        longer than it needs to be
     """
     for item in storage.devices(uuid):
         info = image.info(item.path, force_share=True)
@@ -229,9 +236,32 @@ def check_travels(uuid: str) -> None:
                 )
             )
         travel_base.of(item.path, info)
+        _check_length(item, info, memory)
 
 
-def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
+def _check_length(item: storage.ServerImage, info: model.ImageInfo, memory: int) -> None:
+    """A copy to another host transfers holes, and stores them there. Who has broken out of a QEMU
+    can make the file of its image as long as he likes, at no cost, and say that it has snapshots.
+
+    :raises ServerStorageError:
+    """
+    times = len(info.snapshots) + 1 + _DELETED
+    once = info.virtual_size + memory
+    # what it has held at one time its pool had room for
+    most = provisioned.whole_size(min(times * once, max(2 * once, item.pool.capacity().total)))
+    if info.file_size > most + _STEP:
+        raise storage.ServerStorageError(
+            reason=(
+                f'{item.path} is {units.format_size(info.file_size)} long, and an image of '
+                f'{units.format_size(info.virtual_size)} is no longer than '
+                f'{units.format_size(most + _STEP)}: a copy of it would fill the new host. Make a '
+                "shorter one while the server is off ('pcow-img convert -B BASE IMAGE COPY.pcow', "
+                'without its snapshots), and put that in its place, with the same owner and mode'
+            )
+        )
+
+
+def send(uuid: str, directory: str, host: str | None, *, memory: int = 0) -> list[Transferred]:
     """Copy the top file of each image of a server that is off into its directory on another host,
     and mark what was sent.
 
@@ -239,11 +269,13 @@ def send(uuid: str, directory: str, host: str | None) -> list[Transferred]:
 
     :param directory: the same path on both hosts
     :param host: address; None if the directory is shared
+    :param memory: of the server, in bytes
     :raises PcowError:
     :raises ProcessExecutionError: a copy failed
     """
     _forget_failed(uuid)
     sent = []
+    check_travels(uuid, memory=memory)  # its QEMU had the time until now
     for item in storage.devices(uuid):
         info, damage = image.info(item.path), image.check_data(item.path).damage
         if damage is not None:

@@ -28,6 +28,7 @@ from nova_pcow import resize_claims
 from nova_pcow import shared
 from nova_pcow import storage
 from pcow_driver.common import exception
+from pcow_driver.common import units
 from pcow_driver.templates import template_cache
 
 LOG = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class MoveLibvirtDriver(creation_driver.CreationLibvirtDriver):
                     context, instance.uuid, pool.name, self._destination_node(context, instance)
                 )
             else:
-                migration_module.check_travels(instance.uuid)
+                migration_module.check_travels(instance.uuid, memory=instance.memory_mb * units.MIB)
                 if new.has_ram:
                     ram.check_new_host(context, instance.uuid)
         try:

@@ -26,6 +26,7 @@ from nova_pcow import ram
 from nova_pcow import shared
 from nova_pcow import snapshot_driver
 from nova_pcow import storage
+from pcow_driver.common import units
 
 LOG = logging.getLogger(__name__)
 
@@ -62,7 +63,12 @@ class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 return disk_info
             return migration_module.pack(
                 disk_info,
-                migration_module.send(instance.uuid, directory, None if is_shared else dest),
+                migration_module.send(
+                    instance.uuid,
+                    directory,
+                    None if is_shared else dest,
+                    memory=instance.memory_mb * units.MIB,
+                ),
             )
         except Exception:
             notes.forget(notes.RESIZING, uuid=instance.uuid)

@@ -32,6 +32,7 @@ from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from pcow_driver.pools import staging
+from pcow_driver.pools import watermark
 from pcow_driver.templates import template_cache
 from tests.unit.nova_pcow import base as nova_base
 from tests.unit.pcow_driver import base
@@ -283,6 +284,57 @@ class MigrationTest(base.TestCase):
             storage.ServerStorageError, 'not the template', migration.check_travels, _UUID
         )
         self.assertEqual([], os.listdir(self.instance))
+
+    def pool_of(self, size: int) -> None:
+        found = mock.patch.object(
+            pool_module.Pool, 'capacity', return_value=watermark.Capacity(size, size)
+        )
+        found.start()
+        self.addCleanup(found.stop)
+
+    def test_file_that_was_made_longer(self) -> None:
+        """Holes cost its guest nothing, and would be copied."""
+        root = self.path('root')
+        os.truncate(root, 1 << 40)
+        self.pool_of(8 * units.GIB)
+        for refused in (
+            lambda: migration.check_travels(_UUID, memory=units.GIB),
+            lambda: migration.send(_UUID, str(self.instance), None),
+        ):
+            error = self.assertRaises(storage.ServerStorageError, refused)
+            self.assertIn(f'{root} is 1 TiB long', str(error))
+        self.assertEqual([], os.listdir(self.instance))
+        os.truncate(root, 10 * units.GIB)
+        migration.check_travels(_UUID, memory=5 * units.GIB)  # states of it were deleted
+        # the way out
+        base = image.info(root).base_path
+        copy = f'{root}.copy.pcow'
+        tool.run(tool.find('pcow_img'), 'convert', '-q', '-B', str(base), root, copy)
+        os.rename(copy, root)
+        migration.check_travels(_UUID)
+        self.check_contents()
+
+    def test_file_of_snapshots_that_were_deleted(self) -> None:
+        """It does not become shorter."""
+        root = self.path('root')
+        for number in range(8):
+            image.snapshot_create(root, f's{number}')
+            write(root, 0, 8 * units.MIB, number)
+        for number in range(8):
+            image.snapshot_delete(root, f's{number}')
+        migration.check_travels(_UUID)
+
+    def test_file_with_many_snapshots(self) -> None:
+        """That there are so many may be written there, too: the pool has no room for all."""
+        root = self.path('root')
+        for number in range(70):
+            image.snapshot_create(root, f's{number}')
+        os.truncate(root, 900 * units.MIB)
+        migration.check_travels(_UUID)
+        self.pool_of(units.GIB // 2)
+        self.assertRaisesRegex(
+            storage.ServerStorageError, 'MiB long', migration.check_travels, _UUID
+        )
 
     def test_move_to_a_host_that_makes_the_template(self) -> None:
         self.move(self.template)

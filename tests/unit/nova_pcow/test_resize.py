@@ -262,8 +262,8 @@ class LateFailureTest(ResizeTestCase):
         directory.mkdir(parents=True, exist_ok=True)
         send, copy, failures = migration_module.send, migration_module._copy, [False, True, True]
 
-        def send_away(*arguments: Any) -> Any:
-            sent = send(*arguments)
+        def send_away(*arguments: Any, **options: Any) -> Any:
+            sent = send(*arguments, **options)
             for path in paths:  # two hosts that each have a pool of their own
                 os.rename(path, f'{path}.away')
             return sent
