@@ -33,6 +33,7 @@ from oslo_log import log as logging
 
 from pcow_driver.common import conf
 from pcow_driver.common import exception
+from pcow_driver.common import text as text_module
 
 LOG = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ OWN_MODES = {OWN: 0o700, PROTECTED: 0o755}
 _NEW = '.new-'  # of a file that nobody can lock yet
 _FILE_MODE = 0o660  # who may lock writes nothing: the directory says who that is
 _FIRST_RETRY, _RETRY = 0.001, 0.01  # seconds; the latter from some time on
+_FIRST_WORD, _WORD = 10, 60  # seconds after which who waits says so, and says it again
 _MAX_NOTE = 100
 _MAX_REPLACED = 100  # times that the file of a lock is another one when it is taken
 _LOCK = struct.Struct('hhqqi4x')  # struct flock
@@ -456,10 +458,57 @@ def _make_file(
 
 
 def _wait(take: Callable[[int], bool], descriptor: int) -> None:
-    delay = _FIRST_RETRY
+    """However long that takes. Nobody gives up: a lock is there for work that breaks something if
+    two do it at once, and its holder may only be slow. So who waits says so, and who holds it, as
+    far as that is known: an operator can end that, which ends its lock.
+    """
+    delay, since, said = _FIRST_RETRY, time.monotonic(), 0
     while not take(descriptor):
+        waited = time.monotonic() - since
+        if waited >= _FIRST_WORD + said * _WORD:
+            said += 1
+            LOG.warning(
+                'Waiting for the lock %s since %d s, until it is given up or its holder ends: %s',
+                os.readlink(f'/proc/self/fd/{descriptor}'),
+                waited,
+                _holder(descriptor),
+            )
         time.sleep(delay)
         delay = min(2 * delay, _RETRY)
+
+
+def _holder(descriptor: int) -> str:
+    """Who has a file locked, as far as this user can tell. The lock of an open description is that
+    of no process (F_OFD_GETLK says -1), and is told beside each descriptor that has it.
+    """
+    file = os.fstat(descriptor)
+    pids = [pid for pid in filter(str.isdigit, os.listdir('/proc')) if _has_locked(pid, file)]
+    if not pids:
+        return 'who holds it this user cannot see (root can), or is on another host'
+    return f'process {", ".join(f"{pid} ({_command(pid)})" for pid in pids)} holds it'
+
+
+def _has_locked(pid: str, file: os.stat_result) -> bool:
+    """Whether this is told of one of its descriptors."""
+    try:
+        for name in os.listdir(f'/proc/{pid}/fd'):
+            with contextlib.suppress(OSError):
+                if not os.path.samestat(os.stat(f'/proc/{pid}/fd/{name}'), file):
+                    continue
+                with open(f'/proc/{pid}/fdinfo/{name}', encoding='ascii') as f:
+                    if any(line.startswith('lock:') for line in f):
+                        return True
+    except OSError:
+        pass  # of another user, or it has ended
+    return False
+
+
+def _command(pid: str) -> str:
+    try:
+        with open(f'/proc/{pid}/comm', encoding='utf-8', errors='replace') as f:
+            return text_module.one_line(f.read())
+    except OSError:
+        return 'it has ended'
 
 
 def _take(descriptor: int) -> bool:

@@ -3,6 +3,10 @@
 write.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+from contextlib import AbstractContextManager
 import fcntl
 import os
 from pathlib import Path
@@ -10,6 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
+
+import fixtures
 
 from pcow_driver.common import exception
 from pcow_driver.common import locks
@@ -109,6 +116,57 @@ class LocksTest(base.TestCase):
             self.assertEqual(0, program.returncode)
         self.assertEqual('180', counter.read_text())
         self.assertEqual([], self.files())
+
+    def waits(self, lock: Callable[[], AbstractContextManager[None]], holder: str) -> list[str]:
+        """What is said in a wait for a lock that somebody has."""
+        done = threading.Event()
+
+        def wait() -> None:
+            with lock():
+                done.set()
+
+        said = self.useFixture(fixtures.FakeLogger('pcow_driver.common.locks'))
+        with mock.patch.multiple(locks, _FIRST_WORD=0.2, _WORD=0.1), self.releasing(holder):
+            thread = threading.Thread(target=wait)
+            thread.start()
+            self.assertFalse(done.wait(0.6))
+        thread.join()
+        self.assertTrue(done.is_set())
+        return said.output.splitlines()
+
+    @contextlib.contextmanager
+    def releasing(self, holder: str) -> Iterator[None]:
+        if holder == 'another':
+            self.other = self.keeper('removal-x')
+            yield
+            self.other.kill()
+        else:
+            with locks.lock('removal-x'), locks.lock_in(str(self.state), '.lock', lambda: None):
+                yield
+
+    def test_wait_is_told(self) -> None:
+        """And again, and by whom it is held; who need not wait so long says nothing."""
+        said = self.waits(lambda: locks.lock('removal-x'), 'another')
+        self.assertGreater(len(said), 2)
+        self.assertLess(len(said), 6)
+        file = self.locks / 'pcow-removal-x'
+        for line in said:
+            self.assertRegex(line, f'^Waiting for the lock {file} since 0 s, .* process ')
+            self.assertIn(f'process {self.other.pid} (', line)
+
+    def test_wait_for_a_lock_in_a_pool(self) -> None:
+        """Of a thread of this process."""
+        said = self.waits(
+            lambda: locks.lock_in(str(self.state), '.lock', lambda: None), 'this process'
+        )
+        self.assertIn(f'{self.state}/.lock since', said[0])
+        self.assertIn(f'process {os.getpid()} (', said[0])
+
+    def test_wait_for_somebody_who_cannot_be_seen(self) -> None:
+        with mock.patch.object(locks, '_has_locked', return_value=False):
+            said = self.waits(lambda: locks.lock('removal-x'), 'another')
+        self.assertIn('who holds it this user cannot see', said[0])
+        self.assertFalse(locks._has_locked('0', os.stat(self.state)))
 
     def test_children_do_not_keep_it(self) -> None:
         with locks.lock('pool-x'):
