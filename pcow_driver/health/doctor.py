@@ -326,7 +326,7 @@ def _check_pools() -> Iterator[Finding]:
 
 def _check_images(pool: pool_module.Pool) -> Iterator[Finding]:
     try:
-        items = pool.listed()
+        items, limit = pool.listed(), pool.account().limit
     except (exception.PcowError, OSError):
         return  # another check says what is missing
     unreadable = [item.name for item in items if item.summary is None]
@@ -342,6 +342,25 @@ def _check_images(pool: pool_module.Pool) -> Iterator[Finding]:
                 "'pcowctl image delete --force' deletes one"
             ),
         )
+    for item in items:
+        if (
+            item.summary
+            and not item.summary.sealed
+            and 0 < (limit or 0) < item.summary.virtual_size
+        ):
+            yield Finding(
+                f'images of pool {pool.name}',
+                ADVICE,
+                (
+                    f'{item.name} has {units.format_size(item.summary.virtual_size)}, more than '
+                    f'the pool can promise to all ({units.format_size(limit or 0)})'
+                ),
+                (
+                    'new images are refused for that. Compare it with the flavor or the volume: a '
+                    "guest that has broken out of its QEMU can write another size; 'pcowctl image "
+                    "resize --shrink' cuts it off"
+                ),
+            )
     names: dict[str, list[str]] = collections.defaultdict(list)
     for item in items:
         if item.summary is not None:

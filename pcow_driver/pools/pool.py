@@ -96,6 +96,11 @@ def _chain(items: dict[str, ListedImage], name: str) -> Iterator[ListedImage]:
         at = items.get(base.removesuffix(names.IMAGE_SUFFIX)) if base else None
 
 
+def _provisioned(item: ListedImage) -> int:
+    """For an image that is no template."""
+    return item.summary.actual_size + item.summary.may_grow if item.summary else 0
+
+
 class _Bases:
     """What images of a list stand on. Who has broken out of a QEMU writes what he likes into the
     record of his image, and as its own UUID.
@@ -518,12 +523,28 @@ class Pool:
     def _check_provisioned(self, thin: int, fixed: int) -> None:
         account = self.account()
         if account.lacks(thin, fixed):
+            self._tell_largest(account)
             raise exception.NoRoom(
                 name=self.name,
                 size=units.format_size(thin + fixed),
                 provisioned=units.format_size(account.provisioned),
                 limit=units.format_size(account.limit or 0),
                 overcommit=self.settings.overcommit,
+            )
+
+    def _tell_largest(self, account: provisioned.Account) -> None:
+        """In the log: who is refused something need not hear of the images of others."""
+        images = [item for item in self.listed() if item.summary and not item.summary.sealed]
+        if images:
+            largest = max(images, key=_provisioned)
+            LOG.warning(
+                'Pool %s takes no more: of %s that are provisioned in it most, %s, are for the '
+                'image %s. If its flavor or volume is smaller, a guest that has broken out of its '
+                "QEMU may have written that size: 'pcowctl image resize --shrink' cuts it off",
+                self.name,
+                units.format_size(account.provisioned),
+                units.format_size(_provisioned(largest)),
+                largest.name,
             )
 
     def check_free(self, size: int) -> None:

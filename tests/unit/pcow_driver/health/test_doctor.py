@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+import dataclasses
 import grp
 import json
 import os
@@ -22,8 +23,10 @@ from pcow_driver.common.finding import OK
 from pcow_driver.common.finding import Finding
 from pcow_driver.health import doctor
 from pcow_driver.health import separation
+from pcow_driver.images import image
 from pcow_driver.pmem import filesystem
 from pcow_driver.pools import registry
+from pcow_driver.pools import settings
 from pcow_driver.provision import diagnosis
 from pcow_driver.provision import host
 from tests.unit.pcow_driver import base
@@ -485,6 +488,23 @@ class ImagesTest(DoctorTestCase):
             file.write(bytes(4096))
         found = [item for item in doctor._check_pools() if item.check == 'images of pool p']
         self.one(lambda: iter(found), ADVICE, '1 cannot be read: broken', 'image delete --force')
+
+    def test_image_that_is_larger_than_all_that_its_pool_can_promise(self) -> None:
+        """As a guest that has broken out of its QEMU may have it."""
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        self.configure(pcow_img=str(programs / 'pcow-img'))
+        pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        for name in ('forged', 'honest', 'template'):
+            pool.create_image(name, size=2 * _MIB)
+        for name in ('forged', 'template'):
+            image.resize(pool.existing_path(name), 16 << 40)
+        image.seal(pool.existing_path('template'))
+        limited = dataclasses.replace(pool, settings=settings.Settings(overcommit=1.0))
+        self.one(
+            lambda: doctor._check_images(limited), ADVICE, 'forged has 16 TiB', 'resize --shrink'
+        )
+        unlimited = dataclasses.replace(pool, settings=settings.Settings(overcommit=0.0))
+        self.assertEqual([], list(doctor._check_images(unlimited)))
 
 
 class MappingTest(DoctorTestCase):

@@ -335,3 +335,20 @@ class ProvisionedTest(base.TestCase):
         pool.create_image('v', size=3 * units.GIB)
         error = self.assertRaises(exception.NoRoom, pool.create_image, 'w', size=units.GIB)
         self.assertIn('over-commit 20', str(error))
+
+    def test_what_takes_most_is_in_the_log(self) -> None:
+        """And not in the error: a user of a service need not hear of the images of others."""
+        pool = self.make_pool('p')
+        for name, size in (('small', 4 * MIB), ('sealed', 2 * MIB), ('forged', 2 * MIB)):
+            pool.create_image(name, size=size)
+        image.resize(pool.existing_path('sealed'), 16 * units.TIB)
+        image.seal(pool.existing_path('sealed'))
+        image.resize(pool.existing_path('forged'), 15 * units.TIB)
+        for refused in (
+            lambda: pool.create_image('w', size=2 * MIB),
+            lambda: pool.check_snapshot_room('small.pcow'),
+        ):
+            with self.assertLogs('pcow_driver.pools.pool', 'WARNING') as log:
+                error = self.assertRaises(exception.NoRoom, refused)
+            self.assertRegex(log.output[0], r'most, 15 TiB, are for the image forged\.')
+            self.assertNotIn('forged', str(error))
