@@ -282,6 +282,10 @@ def _delete_snapshot(pool: pool_module.Pool, name: str, snapshot: str) -> bool:
     if found is not None and made is not None:
         if found.sealed and Mark(name) in marks(pool):
             return False  # it goes with the image, which keeps only what is needed
+        if found.sealed and names.is_of_service(name):
+            LOG.warning('%s says that it is a template, which nobody made of it', name)
+            with contextlib.suppress(exception.ToolFailed):  # somebody has it open
+                image.unseal(pool.existing_path(name))
         try:
             attached.snapshot_delete(pool.existing_path(name), snapshot)
         except (exception.ToolFailed, exception.QmpFailed):

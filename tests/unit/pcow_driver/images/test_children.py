@@ -282,6 +282,19 @@ class ChildrenTest(base.TestCase):
             self.assertRaises(exception.IsATemplate, self.pool.delete_image, name, force=True)
             self.pool.delete_template(name)
 
+    def test_snapshot_of_a_volume_that_says_it_is_a_template(self) -> None:
+        """It would stay, and the volume for Cinder with it."""
+        for name, makes_one in ((_VOLUME, False), ('golden', True)):
+            path = self.pool.create_image(name, size=2 << 20)
+            image.snapshot_create(path, 's')
+            image.seal(path)
+            if makes_one:
+                self.assertRaises(exception.ToolFailed, trash.delete_snapshot, self.pool, name, 's')
+                self.assertTrue(image.info(path).sealed)
+            else:
+                self.assertTrue(trash.delete_snapshot(self.pool, name, 's'))
+                self.assertEqual((), image.info(path).snapshots)
+
     def test_volume_that_cinder_calls_otherwise_is_no_garbage(self) -> None:
         """It is detached, and in no domain."""
         name = 'ours_0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
