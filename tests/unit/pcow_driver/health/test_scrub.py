@@ -102,8 +102,7 @@ class ScrubTest(base.TestCase):
         self._damage('plain', 2 * MIB + BITMAPS)
         path = self.pool.image_path('old')
         subprocess.run(
-            [self.programs / 'pcow-img', 'create', '-q', '-o', 'mirror=off', path, '8M'],
-            check=True,
+            [self.programs / 'pcow-img', 'create', '-q', '-o', 'mirror=off', path, '8M'], check=True
         )
         self._write('old', '0')
         image.snapshot_create(path, 's')
