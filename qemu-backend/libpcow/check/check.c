@@ -75,6 +75,7 @@ static void begin(struct check *check, const struct check_request *request, bool
         .intended = request->flags & PCOW_CHECK_REPAIR,
         .dropped_before = dropped,
         .unlocked = check->unlocked,
+        .only_gone = request->held,
         .finding = tell ? request->finding : NULL,
         .loss = tell ? request->loss : NULL,
         .opaque = request->opaque,

@@ -63,6 +63,7 @@ struct check {
     bool repair;
     bool intended;                        /* a repair is to follow */
     bool unlocked;                        /* somebody may be using the image */
+    bool only_gone;                       /* nothing counts but that; no content is read for more */
     pcow_finding_fn finding;              /* NULL: nobody wants to know */
     pcow_loss_fn loss;                    /* the same */
     void *opaque;
@@ -219,7 +220,7 @@ bool check_is_proven(const struct check *check, uint64_t offset);
  * What the mirror has of before, where the metadata is not proven: does it name pages of a slab,
  * whose owner is still the same? / an owner of data?
  */
-bool check_had_pages(const struct check *check, uint64_t slab);
+bool check_had_pages(struct check *check, uint64_t slab);
 bool check_had_owner(const struct check *check, uint64_t slab, struct owner *owner);
 /* After check_length(). */
 int check_cut_mirror(struct check *check);

@@ -77,7 +77,8 @@ static int find_owned(struct check *check, struct owned *owned, struct owner own
 /*
  * Where a writer that was killed had changed the slab table, its mirror tells whose a slab was
  * before. A snapshot keeps each guest slab that it has, in this file slab or in another one; so if
- * it has none, the owner word was lost.
+ * it has none, the owner word was lost. But it may have become one since, and have been shrunk
+ * before: what it has lost by that lies above the limit that growing sets.
  */
 static int was_of_snapshot(struct check *check, struct owned *owned, uint64_t slab,
                            struct owner *owner, bool *lost)
@@ -90,7 +91,8 @@ static int was_of_snapshot(struct check *check, struct owned *owned, uint64_t sl
     if (!check_had_owner(check, slab, owner))
         return 0;
     layer = check_find_layer(check, owner->layer);
-    if (!layer || !layer->alive || layer->doubtful || layer->layer.state != LAYER_SNAPSHOT)
+    if (!layer || !layer->alive || layer->doubtful || layer->layer.state != LAYER_SNAPSHOT
+        || (uint64_t)owner->number << SLAB_BITS >= layer->layer.parent_limit)
         return 0;
     ret = find_owned(check, owned, *owner, &found);
     *lost = !ret && !found;
@@ -122,16 +124,21 @@ static int free_blocks(struct check *check, struct owned *owned, uint64_t slab)
     static const struct owner nobody = {.kind = OWNER_NONE};
     size_t before = check->loss_count;
     struct page_set bitmap;
+    bool has_pages, lost = false;
     struct owner owner;
-    bool lost;
-    int ret = was_of_snapshot(check, owned, slab, &owner, &lost);
+    int ret = check_bitmap(check, slab, &bitmap);
 
+    if (ret)
+        return ret;
+    /* A slab that was taken beforehand, and has nothing yet, names none. */
+    has_pages = !page_set_empty(&bitmap) && !bitmap_is_released(bitmap.word);
+    if (has_pages)
+        ret = was_of_snapshot(check, owned, slab, &owner, &lost);
     if (!ret && lost)
         ret = lose_blocks(check, slab, owner);
     if (ret || lost)
         return ret ? ret : check_punch(check, slab << SLAB_BITS, PCOW_SLAB_SIZE);
-    ret = check_bitmap(check, slab, &bitmap);
-    if (!ret && !bitmap_is_released(bitmap.word) && page_is_empty(check, slab))
+    if (!bitmap_is_released(bitmap.word) && page_is_empty(check, slab))
         ret = check_lose_slab(check, slab, nobody);
     if (ret)
         return ret;

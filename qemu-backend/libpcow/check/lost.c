@@ -14,6 +14,8 @@
 
 static int add(struct check *check, const struct check_loss *loss)
 {
+    if (check->only_gone)
+        return 0;
     if (check->loss_count == check->loss_capacity) {
         size_t capacity = check->loss_capacity ? check->loss_capacity * 2 : 64;
         struct check_loss *grown = realloc(check->losses, capacity * sizeof *grown);

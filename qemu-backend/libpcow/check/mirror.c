@@ -148,7 +148,9 @@ bool check_is_proven(const struct check *check, uint64_t offset)
 {
     uint64_t bit = mirror_bit(offset / PCOW_PAGE_SIZE);
 
-    return check->unproven && !(check->unproven[bit / 64] >> bit % 64 & 1);
+    return check->unproven
+           && mirror_offset(offset / GROUP_SIZE, METADATA_PAGES) <= check->length
+           && !(check->unproven[bit / 64] >> bit % 64 & 1);
 }
 
 /* What the mirror has of metadata at an offset. */
@@ -157,7 +159,7 @@ static bool read_copy(const struct check *check, uint64_t offset, void *copy, si
     return file_read(&check->file, offset + PCOW_SLAB_SIZE, copy, length) == 0;
 }
 
-bool check_had_pages(const struct check *check, uint64_t slab)
+bool check_had_pages(struct check *check, uint64_t slab)
 {
     struct page_set pages;
     uint64_t owner, was;
@@ -166,7 +168,7 @@ bool check_had_pages(const struct check *check, uint64_t slab)
            && read_copy(check, bitmap_offset(slab), &pages, sizeof pages)
            && !page_set_empty(&pages)
            && read_copy(check, owner_offset(slab), &was, sizeof was)
-           && !file_read(&check->file, owner_offset(slab), &owner, sizeof owner) && owner == was;
+           && !check_read(check, owner_offset(slab), &owner, sizeof owner) && owner == was;
 }
 
 bool check_had_owner(const struct check *check, uint64_t slab, struct owner *owner)

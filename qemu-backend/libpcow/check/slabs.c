@@ -62,14 +62,18 @@ static enum check_doubt doubt_of(const struct check *check, const struct check_s
 static int check_empty_slab(struct check *check, struct check_slab *slab)
 {
     struct page_set pages;
+    bool had_pages;
     int ret = check_bitmap(check, slab->slab, &pages);
 
     if (ret || !page_set_empty(&pages))
         return ret;
+    had_pages = !is_stored_to(check, slab) && check_had_pages(check, slab->slab);
+    if (check->only_gone && !had_pages)
+        return 0;
     check_content(check, slab->slab, &pages);
     if (page_set_empty(&pages))
         return 0;
-    check->gone += !is_stored_to(check, slab) && check_had_pages(check, slab->slab);
+    check->gone += had_pages;
     check_doubtful(check, doubt_of(check, slab),
                    "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
                    "and its bitmap names none: what a host crash left of a first store that was "

@@ -337,7 +337,7 @@ static int check_after_kill(const struct pcow_image *image, struct pcow_error *e
                                              .error = error,
                                              .gone = &gone});
     /* Who was given the file, and may not open it himself, or has no /proc, goes on as ever. */
-    if (ret == -EACCES || ret == -EPERM || ret == -ENOENT)
+    if (ret == -EACCES || ret == -EPERM || ret == -ENOENT || ret == -ELOOP)
         return 0;
     if (ret || !gone)
         return ret;

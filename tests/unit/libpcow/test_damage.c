@@ -418,6 +418,41 @@ static void test_writer_after_a_kill(void **state)
     rich_free(rich);
 }
 
+/* What a layer had lost by being shrunk, before it became a snapshot, is not missed. */
+static void test_shrunk_before_a_snapshot(void **state)
+{
+    uint8_t content[PAGE];
+    int status;
+    pid_t child;
+
+    (void)state;
+    memset(content, 7, sizeof content);
+    pcow_image *image = must_create(IMAGE, 64 * MIB, 0, NULL);
+
+    for (uint64_t at = 0; at < 32 * MIB; at += PAGE)
+        MUST(pcow_write(image, at, content, sizeof content, &error));
+    pcow_close(image);
+    child = fork();
+    if (child == 0) {
+        pcow_map *map;
+
+        if (pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, NULL)
+            || pcow_resize(image, 2 * MIB, true, NULL) || pcow_resize(image, 64 * MIB, false, NULL)
+            || pcow_snapshot_create(image, "s1", NULL)
+            || pcow_map_create(image, &(struct pcow_map_options){.prepared_slabs = 8}, &map, NULL))
+            _exit(1);
+        for (unsigned i = 8; i < 20; i++)
+            ((volatile uint8_t *)pcow_map_address(map))[i * PCOW_SLAB_SIZE] = 1;
+        usleep(100000);
+        _exit(pcow_map_flush(map, 0, 64 * MIB, NULL) ? 3 : 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    if (check_image(0, &findings).leaks_doubtful)
+        fail_msg("%s", findings.text);
+    pcow_close(must_open(IMAGE, PCOW_OPEN_WRITE));
+}
+
 static bool is_settled(void)
 {
     uint64_t words[METADATA_PAGES];
@@ -598,6 +633,7 @@ int main(void)
         TEST(test_damaged_after_a_kill),
         TEST(test_begin_is_gone),
         TEST(test_writer_after_a_kill),
+        TEST(test_shrunk_before_a_snapshot),
         TEST(test_mark_of_a_snapshot),
         TEST(test_page_and_its_mirror),
         TEST(test_cut_with_mirror),

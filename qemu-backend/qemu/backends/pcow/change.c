@@ -105,6 +105,8 @@ bool hostmem_pcow_change_unlocked(HostMemPcow *pcow, HostMemPcowFn *fn,
 {
     bool ok;
 
+    /* Another monitor may have begun one while this one polled */
+    AIO_WAIT_WHILE(NULL, pcow->changing);
     begin_change(pcow);
     bql_unlock();
     ok = fn(pcow, opaque, errp);
