@@ -393,18 +393,18 @@ qmp_pcow_checkpoint_create(const char *name, Error **errp)
 {
     const int64_t now = g_get_real_time();
     Taking taking = {
-        .home = checkpoint_home(errp),
         .name = name,
         .seconds = now / G_USEC_PER_SEC,
         .nanoseconds = now % G_USEC_PER_SEC * 1000,
     };
     PcowCheckpointCreated *result = NULL;
-    Part last = { .pcow = taking.home };
+    Part last = {};
 
+    hostmem_pcow_await_changes();
+    taking.home = last.pcow = checkpoint_home(errp);
     if (!taking.home) {
         return NULL;
     }
-    hostmem_pcow_await_changes();
     if (co_call(begin, &taking, errp)) {
         taking.mark = checkpoint_mark_name(CHECKPOINT_TAKING, taking.home,
                                            taking.seconds, taking.nanoseconds);

@@ -192,6 +192,7 @@ static bool before_freeze(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     Outgoing *out = pcow->outgoing;
 
+    out->difference.last = NULL;    /* the older one's image */
     drop(pcow, &out->older);
     return hostmem_pcow_prepare_snapshot(pcow, opaque, errp);
 }

@@ -283,6 +283,8 @@ bool hostmem_pcow_all_create_snapshot(const QEMUSnapshotInfo *sn,
                                   errp)) {
         return false;
     }
+    /* Another monitor may have begun one since the VM was stopped */
+    hostmem_pcow_await_changes();
     if (!hostmem_pcow_hold_guest(errp)) {
         return false;
     }
