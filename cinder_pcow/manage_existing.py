@@ -27,6 +27,7 @@ from pcow_driver.common import units
 from pcow_driver.copies import clone
 from pcow_driver.images import image
 from pcow_driver.images import model
+from pcow_driver.pools import bases
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.snapshots import attached
@@ -98,7 +99,7 @@ class ManageExisting:
     def _describe(
         self,
         pool: pool_module.Pool,
-        item: pool_module.ListedImage,
+        item: bases.ListedImage,
         attached_to_domains: domain.Files | exception.LibvirtFailed,
     ) -> dict[str, Any]:
         reason, size, owner = None, 0, _owner(item.name)

@@ -18,6 +18,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.common import units
 from pcow_driver.images import info_block
+from pcow_driver.pools import bases
 from pcow_driver.pools import capacity
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
@@ -151,7 +152,7 @@ def _settled(reserved: int, total: int, told: Mapping[str, Any] | None) -> int:
     return min(reserved + slack // 2, total)
 
 
-def _claimed(pool: pool_module.Pool, item: pool_module.ListedImage) -> int:
+def _claimed(pool: pool_module.Pool, item: bases.ListedImage) -> int:
     """Bytes that a server claims of what is provisioned for its image: the virtual size without the
     DAX info block, which RAM has not. Also if it cannot be read: the server is there.
     """

@@ -21,6 +21,7 @@ from pcow_driver.export import nbd
 from pcow_driver.images import image
 from pcow_driver.images import image_locks
 from pcow_driver.images import protection
+from pcow_driver.pools import bases
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import staging
 from pcow_driver.snapshots import trash
@@ -173,7 +174,7 @@ def _work() -> Iterator[Finding]:
         )
 
 
-def _leaks(item: pool_module.ListedImage) -> Iterator[Finding]:
+def _leaks(item: bases.ListedImage) -> Iterator[Finding]:
     """Without a lock, which a guest that starts meanwhile could not get past; so only if nobody
     writes, before and after.
     """
@@ -190,7 +191,7 @@ def _leaks(item: pool_module.ListedImage) -> Iterator[Finding]:
         LOG.debug('%s is not looked at: %s', item.path, e)  # deleted meanwhile, for instance
 
 
-def _snapshots(pool: pool_module.Pool, items: list[pool_module.ListedImage]) -> Iterator[Finding]:
+def _snapshots(pool: pool_module.Pool, items: list[bases.ListedImage]) -> Iterator[Finding]:
     """What is marked as deleted, and nothing stands on it nor reads it."""
     bases = {
         (item.summary.base_uuid, item.summary.base_snapshot_id) for item in items if item.summary

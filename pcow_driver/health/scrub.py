@@ -16,6 +16,7 @@ from pcow_driver.common import tool
 from pcow_driver.health import notices
 from pcow_driver.images import image
 from pcow_driver.images import model
+from pcow_driver.pools import bases
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import scrubs
 
@@ -28,7 +29,7 @@ def be_polite() -> None:
     os.nice(max(19 - os.nice(0), 0))
 
 
-def _check(item: pool_module.ListedImage, rate: int) -> scrubs.Result:
+def _check(item: bases.ListedImage, rate: int) -> scrubs.Result:
     """Look at one image. Guests write to those that are not sealed: of these only what checksums
     say counts, of data and of pages of metadata that nobody changes.
     """
@@ -57,7 +58,7 @@ def keep(pool: pool_module.Pool, name: str, path: str, found: model.CheckResult)
     scrubs.put(pool.uuid, name, scrubs.of_check(os.stat(path).st_ino, scrubs.now(), found))
 
 
-def _is_done(known: scrubs.Scrub, item: pool_module.ListedImage) -> bool:
+def _is_done(known: scrubs.Scrub, item: bases.ListedImage) -> bool:
     one = known.images.get(item.name)
     return one is not None and one.checked >= known.begun and one.inode == os.stat(item.path).st_ino
 

@@ -29,6 +29,7 @@ from pcow_driver.images import image
 from pcow_driver.images import image_locks
 from pcow_driver.images import model
 from pcow_driver.images import protection
+from pcow_driver.pools import bases
 from pcow_driver.pools import list_cache
 from pcow_driver.pools import provisioned
 from pcow_driver.pools import scrubs
@@ -39,7 +40,6 @@ LOG = logging.getLogger(__name__)
 
 _MARKER_FORMAT = 1
 _MAX_MARKER_SIZE = 64 << 10
-_NO_UUID = str(uuidlib.UUID(int=0))  # of a base of format 1, or at which nobody has looked
 
 
 def _is_damaged(path: str) -> bool:
@@ -73,77 +73,9 @@ class PoolImage:
     error: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class ListedImage:
-    """As :class:`PoolImage`, with what can be said of many at little cost."""
-
-    name: str
-    path: str
-    summary: model.Summary | None
-    error: str | None = None
-
-
-def _chain(items: dict[str, ListedImage], name: str) -> Iterator[ListedImage]:
-    """An image and what it stands on, top first, as far as a list tells; what cannot be read ends
-    it.
-    """
-    seen: set[str] = set()
-    at = items.get(name)
-    while at is not None and at.name not in seen:  # damage can make a ring
-        seen.add(at.name)
-        yield at
-        base = at.summary.base_filename if at.summary else None
-        at = items.get(base.removesuffix(names.IMAGE_SUFFIX)) if base else None
-
-
-def _provisioned(item: ListedImage) -> int:
+def _provisioned(item: bases.ListedImage) -> int:
     """For an image that is no template."""
     return item.summary.actual_size + item.summary.may_grow if item.summary else 0
-
-
-class _Bases:
-    """What images of a list stand on. Who has broken out of a QEMU writes what he likes into the
-    record of his image, and as its own UUID.
-    """
-
-    def __init__(self, items: list[ListedImage]) -> None:
-        self._items = {item.name: item for item in items}
-        self._by_uuid: dict[str, list[ListedImage]] = {}
-        for item in items:
-            if item.summary is not None:
-                self._by_uuid.setdefault(item.summary.uuid, []).append(item)
-
-    def of(self, name: str) -> set[str]:
-        """Those with the UUID that the image has recorded; if one has the recorded name as well,
-        that alone. None has it where a base was moved by hand, or its name is not printable.
-        """
-        item = self._items.get(name)
-        if item is None or item.summary is None or item.summary.base_uuid is None:
-            return set()
-        wanted = item.summary.base_filename
-        found = {one.name: one.path for one in self._by_uuid.get(item.summary.base_uuid, ())}
-        named = {one for one, path in found.items() if os.path.basename(path) == wanted}
-        return named or (set() if item.summary.base_uuid == _NO_UUID else set(found))
-
-    def leads_to(self, name: str, base: str) -> bool:
-        """Whether an image that was found to name the UUID of this one stands on it; also if one
-        of them is another by now, or cannot be read any more.
-        """
-        item, found = self._items.get(name), self.of(name)
-        has_uuid = item is None or item.summary is None or item.summary.base_uuid != _NO_UUID
-        return base in found or (not found and has_uuid)
-
-    def below(self, name: str) -> set[str]:
-        """The image, and what it stands on. None of these can stand on it: a chain that leads back
-        to itself was written by hand, and nobody can open it.
-        """
-        found, todo = set[str](), [name]
-        while todo:
-            at = todo.pop()
-            if at not in found:
-                found.add(at)
-                todo += self.of(at)
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +173,7 @@ class Pool:
             pass
         raise exception.ImageNotFound(path=path)
 
-    def listed(self, *, base_uuid: str | None = None) -> list[ListedImage]:
+    def listed(self, *, base_uuid: str | None = None) -> list[bases.ListedImage]:
         """All images and templates by name, also those that somebody has open; one program looks at
         all of them.
 
@@ -255,9 +187,9 @@ class Pool:
         for entry, value in sorted(listed.items()):
             name, path = entry.removesuffix(names.IMAGE_SUFFIX), os.path.join(self.path, entry)
             if isinstance(value, model.Summary):
-                found.append(ListedImage(name, path, value))
+                found.append(bases.ListedImage(name, path, value))
             elif os.path.lexists(path):  # else it was deleted meanwhile
-                found.append(ListedImage(name, path, None, value))
+                found.append(bases.ListedImage(name, path, None, value))
         return found
 
     def known_size(self, name: str) -> int:
@@ -302,7 +234,7 @@ class Pool:
     def templates(self) -> list[PoolImage]:
         return [item for item in self.images() if item.info and item.info.sealed]
 
-    def standing_on(self, name: str, uuid: str) -> list[ListedImage]:
+    def standing_on(self, name: str, uuid: str) -> list[bases.ListedImage]:
         """What stands on the image of this name and UUID, and what cannot be read and may.
 
         An image that leads to another one with that UUID stands on that one; and neither an image
@@ -311,12 +243,12 @@ class Pool:
         items = self.listed(base_uuid=uuid)
         if all(item.summary is None for item in items):
             return items
-        bases = _Bases(self.listed())
-        below = bases.below(name)
+        listed = bases.Bases(self.listed())
+        below = listed.below(name)
         return [
             item
             for item in items
-            if item.summary is None or (bases.leads_to(item.name, name) and item.name not in below)
+            if item.summary is None or (listed.leads_to(item.name, name) and item.name not in below)
         ]
 
     def children(
@@ -354,9 +286,12 @@ class Pool:
         """
         listed = self.listed()
         items = {item.name: item for item in listed}
-        own, bases = items.get(name), _Bases(listed)
+        own, known_bases = items.get(name), bases.Bases(listed)
         # with itself: what it stands on cannot stand on it, readable or not
-        below, below_by_uuid = {item.name for item in _chain(items, name)}, bases.below(name)
+        below, below_by_uuid = (
+            {item.name for item in bases.chain(items, name)},
+            known_bases.below(name),
+        )
         found = []
         for item in items.values():
             if item.name in known:
@@ -369,7 +304,7 @@ class Pool:
                         reason=f'{item.error}: whether this image stands on it is unknown',
                     )
             elif own is not None and own.summary is not None:
-                if name in bases.of(item.name) and item.name not in below_by_uuid:
+                if name in known_bases.of(item.name) and item.name not in below_by_uuid:
                     found.append(item.name)
             elif item.summary.base_filename == os.path.basename(path):
                 found.append(item.name)
@@ -390,7 +325,7 @@ class Pool:
                 name=item.name,
             )
 
-    def known_damage(self, name: str) -> list[tuple[ListedImage, scrubs.Result]]:
+    def known_damage(self, name: str) -> list[tuple[bases.ListedImage, scrubs.Result]]:
         """Which images of a chain a scrub has found damaged, and nobody has accepted that; top
         first. Nearly always there are none in the pool, and nothing else is looked at.
         """
@@ -402,7 +337,7 @@ class Pool:
         items = {item.name: item for item in self.listed()}
         return [
             (item, found)
-            for item in _chain(items, own.removesuffix(names.IMAGE_SUFFIX))
+            for item in bases.chain(items, own.removesuffix(names.IMAGE_SUFFIX))
             if (found := known.damage_of(item.name, item.path))
         ]
 

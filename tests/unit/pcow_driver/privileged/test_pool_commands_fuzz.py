@@ -50,15 +50,19 @@ names = [*own, 'x.pcow', '.trash']
 targets = [f'{outside}/root.pcow', f'{outside}/template.pcow', f'{outside}/secret', outside, '..']
 
 def put(source, make, name):
-    make(source, 'new')
-    os.rename('new', name)
+    try:
+        make(source, 'new')
+        os.rename('new', name)
+    except OSError:  # a directory has the name
+        for remove, at in ((os.unlink, 'new'), (os.rmdir, name)):
+            try:
+                remove(at)
+            except OSError:
+                pass
 
 def put_all():
     for name, source in own.items():
-        try:
-            put(source, os.link, name)
-        except OSError:
-            pass
+        put(source, os.link, name)
 
 put_all()
 print(flush=True)
@@ -153,6 +157,8 @@ class FuzzTest(base.TestCase):
         self.addCleanup(attacker.kill)
 
     def path(self, name: str) -> str:
+        if os.path.realpath(self.pool.image_path(name)).startswith(f'{self.outside}/'):
+            self.done['links to what is not theirs:'] += 1
         return self.pool.existing_path(name)
 
     def send(self, name: str) -> None:
@@ -225,6 +231,7 @@ class FuzzTest(base.TestCase):
             calls += 1
         self.assertEqual(before, self.state(self.outside))
         self.assertTrue(any(':' not in what for what in self.done), self.done)
+        self.assertIn('links to what is not theirs:', self.done)
         print(dict(self.done))
         for path in self.place.rglob('*'):
             if path.is_file() and not path.is_symlink():
