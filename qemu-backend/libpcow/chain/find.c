@@ -38,8 +38,12 @@ static bool may_be_followed(const struct pcow_image *image, slab_ref ref)
 
 slab_ref chain_next_own(const struct pcow_image *image, slab_ref ref)
 {
+    uint32_t active = image_active(image);
+
+    if (image->view != active)
+        return 0;
     for (; in_top(image, ref); ref = image->slabs[slab_ref_slab(ref)].next) {
-        if (is_own(image, ref))
+        if (image->slabs[slab_ref_slab(ref)].layer == active)
             return ref;
         if (!may_be_followed(image, ref))
             break;

@@ -147,6 +147,12 @@ struct pcow_image {
     pcow_map *map;
 };
 
+/* The layer that takes stores. */
+static inline uint32_t image_active(const struct pcow_image *image)
+{
+    return (uint32_t)word_value(image->header.active_layer);
+}
+
 /* image/layers.c: layers in memory and in the file; layers_load.c reads them */
 /*
  * Before a writer frees the slabs of layers that are not alive: a deletion leaves a record that
@@ -160,7 +166,6 @@ int layers_check_owners(const struct pcow_image *image, struct pcow_error *error
  */
 int layers_clear_outdated(struct pcow_image *image, struct pcow_error *error);
 struct layer *layer_find(const struct pcow_image *image, uint32_t id);
-uint32_t image_active(const struct pcow_image *image);
 unsigned layer_children(const struct pcow_image *image, uint32_t id, uint32_t *only_child);
 bool layers_make_room(struct pcow_image *image);     /* for one more in the list */
 struct layer *layer_insert(struct pcow_image *image, const struct layer *layer);

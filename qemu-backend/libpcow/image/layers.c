@@ -6,11 +6,6 @@
 #include "image/image.h"
 #include "util/error.h"
 
-uint32_t image_active(const struct pcow_image *image)
-{
-    return (uint32_t)word_value(image->header.active_layer);
-}
-
 struct layer *layer_find(const struct pcow_image *image, uint32_t id)
 {
     size_t low = 0, high = image->layer_count;

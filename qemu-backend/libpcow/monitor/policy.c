@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "monitor/policy.h"
 
-#include "util/bits.h"
-
 /* pages that one trap copies at most: others wait for the slab meanwhile */
 #define MAX_COPY_RUN 128u
 /* one trap in so many comes to a cluster again: then clusters are copied at the first one */
@@ -42,12 +40,12 @@ bool policy_is_hot(unsigned faults, unsigned own, unsigned share)
     return faults >= HOT_FAULTS && own >= PAGES_PER_SLAB / share;
 }
 
-bool policy_wants_rest(const struct policy_seen *seen, unsigned own)
+bool policy_wants_rest(const struct policy_seen *seen, const struct page_set *own)
 {
     bool sequence = seen->page == seen->run_end && seen->run > seen->cluster;
 
-    return own >= PAGES_PER_SLAB / HOT_SHARE_ABSENT
-           && (sequence || (seen->faults >= HOT_FAULTS && seen->dense));
+    return (sequence || (seen->faults >= HOT_FAULTS && seen->dense))
+           && page_set_count(own) >= PAGES_PER_SLAB / HOT_SHARE_ABSENT;
 }
 
 bool policy_maps_anew(const struct policy_seen *seen, unsigned pieces)

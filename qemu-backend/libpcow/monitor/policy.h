@@ -13,6 +13,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "util/bits.h"
+
 /* Pages of a slab. */
 struct range {
     unsigned first, count;
@@ -45,10 +47,11 @@ struct policy_seen {
 struct range policy_window(const struct policy_seen *seen);
 
 /*
- * Of that slab, so many pages of which are mapped for stores: the rest in one go? Only if nothing
- * has to be copied for it, and it is used page for page, or in a sequence.
+ * Of that slab, these pages of which are mapped for stores: the rest in one go? Only if nothing
+ * has to be copied for it, and it is used page for page, or in a sequence. They are counted last:
+ * most traps want no rest.
  */
-bool policy_wants_rest(const struct policy_seen *seen, unsigned own);
+bool policy_wants_rest(const struct policy_seen *seen, const struct page_set *own);
 
 /* All of a slab has become own, which has so many mappings: is it to be mapped anew, as one? */
 bool policy_maps_anew(const struct policy_seen *seen, unsigned pieces);

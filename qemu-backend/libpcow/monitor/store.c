@@ -57,7 +57,7 @@ static bool wants_rest(const struct pcow_map *map, uint64_t guest_slab,
                        const struct policy_seen *seen)
 {
     return map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
-           && policy_wants_rest(seen, page_set_count(&map->slabs[guest_slab].writable))
+           && policy_wants_rest(seen, &map->slabs[guest_slab].writable)
            && is_alone_on_list(map, guest_slab);
 }
 

@@ -154,6 +154,15 @@ static void test_every_window(void **state)
     }
 }
 
+/* So many pages are mapped for stores. */
+static bool wants_rest(const struct policy_seen *seen, unsigned count)
+{
+    struct page_set own = {{0}};
+
+    page_set_add_range(&own, 0, count);
+    return policy_wants_rest(seen, &own);
+}
+
 static void test_the_rest(void **state)
 {
     struct policy_seen seen = first_store();
@@ -162,19 +171,19 @@ static void test_the_rest(void **state)
     /* A slab that is used page for page: eight traps, and a third of it. */
     seen.faults = HOT_FAULTS;
     seen.dense = true;
-    assert_true(policy_wants_rest(&seen, 170));
-    assert_false(policy_wants_rest(&seen, 169));
+    assert_true(wants_rest(&seen, 170));
+    assert_false(wants_rest(&seen, 169));
     seen.dense = false;
-    assert_false(policy_wants_rest(&seen, 511));
+    assert_false(wants_rest(&seen, 511));
     seen.dense = true;
     seen.faults = HOT_FAULTS - 1;
-    assert_false(policy_wants_rest(&seen, 511));
+    assert_false(wants_rest(&seen, 511));
     /* Or a sequence, of more than its first cluster. */
     seen.page = seen.run_end = 176;
     seen.run = CLUSTER;
-    assert_false(policy_wants_rest(&seen, 176));
+    assert_false(wants_rest(&seen, 176));
     seen.run = 2 * CLUSTER;
-    assert_true(policy_wants_rest(&seen, 176));
+    assert_true(wants_rest(&seen, 176));
     assert_true(policy_is_hot(HOT_FAULTS, 256, HOT_SHARE));
     assert_false(policy_is_hot(HOT_FAULTS, 255, HOT_SHARE));
     assert_false(policy_is_hot(HOT_FAULTS - 1, 512, HOT_SHARE));
