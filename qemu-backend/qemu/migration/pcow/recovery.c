@@ -246,19 +246,21 @@ static PcowCheckpointInfo *describe(HostMemPcow *home,
     return info;
 }
 
-PcowCheckpointInfoList *qmp_query_pcow_checkpoints(Error **errp)
+PcowCheckpointInfoList *coroutine_fn qmp_query_pcow_checkpoints(Error **errp)
 {
     PcowCheckpointInfoList *result = NULL, **tail = &result;
-    HostMemPcow *home = checkpoint_home(errp);
     struct pcow_snapshot *list;
     struct pcow_error error;
+    HostMemPcow *home;
     size_t count;
     int ret;
 
+    /* The image may be taken away meanwhile */
+    hostmem_pcow_await_changes();
+    home = checkpoint_home(errp);
     if (!home) {
         return NULL;
     }
-    hostmem_pcow_await_changes();
     ret = pcow_snapshot_list(home->image, &list, &count, &error);
     if (!hostmem_pcow_propagate(ret, &error, errp)) {
         return NULL;
