@@ -10,6 +10,7 @@
 #include "image/lock.h"
 #include "image/mirror.h"
 #include "util/error.h"
+#include "util/sized.h"
 
 /* What was put right. */
 static int copy_to_mirror(struct check *check)
@@ -261,20 +262,19 @@ int check_file(const struct check_request *request)
     return ret;
 }
 
-int pcow_check_losses(const char *path, unsigned flags, pcow_finding_fn finding, pcow_loss_fn loss,
-                      void *opaque, struct pcow_check_result *result, struct pcow_error *error)
+int pcow_check_sized(const char *path, unsigned flags, pcow_finding_fn finding, pcow_loss_fn loss,
+                     void *opaque, struct pcow_check_result *given, size_t size,
+                     struct pcow_error *error)
 {
-    return check_file(&(struct check_request){.path = path,
-                                              .flags = flags,
-                                              .finding = finding,
-                                              .loss = loss,
-                                              .opaque = opaque,
-                                              .result = result,
-                                              .error = error});
-}
+    struct pcow_check_result result;
+    int ret = check_file(&(struct check_request){.path = path,
+                                                 .flags = flags,
+                                                 .finding = finding,
+                                                 .loss = loss,
+                                                 .opaque = opaque,
+                                                 .result = &result,
+                                                 .error = error});
 
-int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque,
-               struct pcow_check_result *result, struct pcow_error *error)
-{
-    return pcow_check_losses(path, flags, finding, NULL, opaque, result, error);
+    sized_give(given, size, &result, sizeof result);
+    return ret;
 }

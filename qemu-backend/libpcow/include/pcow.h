@@ -48,6 +48,13 @@ extern "C" {
 #define PCOW_BASE_NAME_SIZE 256                /* bytes, the terminating NUL included */
 #define PCOW_UUID_SIZE 16
 
+/*
+ * Structures grow at their end from one version to the next. Of options and of what is told of an
+ * image the caller passes the size that it was compiled with, in the functions that end in _sized:
+ * options that it does not know are 0, and what it has no room for it is not told. The functions
+ * without _sized do that by themselves. -E2BIG: the program is newer than the library, and asks for
+ * what that does not know.
+ */
 struct pcow_error {
     int code;                                  /* negative errno */
     char message[1024];                        /* one sentence, no trailing newline */
@@ -120,8 +127,14 @@ struct pcow_create_options {
  * -EINVAL size or cluster size out of range; -EBUSY the base has a writer; -EXDEV the base is in
  * another directory.
  */
-int pcow_create(const char *path, const struct pcow_create_options *options,
-                struct pcow_error *error);
+int pcow_create_sized(const char *path, const struct pcow_create_options *options,
+                      size_t options_size, struct pcow_error *error);
+
+static inline int pcow_create(const char *path, const struct pcow_create_options *options,
+                              struct pcow_error *error)
+{
+    return pcow_create_sized(path, options, sizeof *options, error);
+}
 
 enum pcow_open_flags {
     /* exclusive: -EBUSY while anybody else has the image open */
@@ -187,7 +200,12 @@ struct pcow_info {
     enum pcow_persistence persistence;
 };
 
-void pcow_get_info(const pcow_image *image, struct pcow_info *info);
+void pcow_get_info_sized(const pcow_image *image, struct pcow_info *info, size_t info_size);
+
+static inline void pcow_get_info(const pcow_image *image, struct pcow_info *info)
+{
+    pcow_get_info_sized(image, info, sizeof *info);
+}
 
 /* By what is seen that a file is the one that it was, and that no writer has come since. */
 struct pcow_version {
@@ -225,8 +243,16 @@ struct pcow_summary {
  * at; virtual_size, snapshots and what may grow are 0. Errors as of pcow_open(); -ENOENT: it is not
  * there.
  */
-int pcow_summarize(int directory, const char *name, bool header_only, struct pcow_summary *summary,
-                   struct pcow_error *error);
+int pcow_summarize_sized(int directory, const char *name, bool header_only,
+                         struct pcow_summary *summary, size_t summary_size,
+                         struct pcow_error *error);
+
+static inline int pcow_summarize(int directory, const char *name, bool header_only,
+                                 struct pcow_summary *summary, struct pcow_error *error)
+{
+    return pcow_summarize_sized(directory, name, header_only, summary, sizeof *summary, error);
+}
+
 const char *pcow_path(const pcow_image *image);
 /*
  * The open file, whatever its name is by now: to look at its file system, or to open it once more
@@ -482,8 +508,15 @@ struct pcow_map_options {
  * Read-only images map read-only; of one in more pieces than vma_budget has room for, slabs (2 MiB)
  * are not mapped at first, and their first load, which traps, copies them to memory.
  */
-int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **map,
-                    struct pcow_error *error);
+int pcow_map_create_sized(pcow_image *image, const struct pcow_map_options *options,
+                          size_t options_size, pcow_map **map, struct pcow_error *error);
+
+static inline int pcow_map_create(pcow_image *image, const struct pcow_map_options *options,
+                                  pcow_map **map, struct pcow_error *error)
+{
+    return pcow_map_create_sized(image, options, sizeof *options, map, error);
+}
+
 void pcow_map_destroy(pcow_map *map);
 void *pcow_map_address(const pcow_map *map);   /* 2 MiB aligned, pcow_size() bytes */
 /*
@@ -603,7 +636,13 @@ struct pcow_map_stats {
     size_t memory;
 };
 
-void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats);
+void pcow_map_get_stats_sized(const pcow_map *map, struct pcow_map_stats *stats,
+                              size_t stats_size);
+
+static inline void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
+{
+    pcow_map_get_stats_sized(map, stats, sizeof *stats);
+}
 
 /* ---- check ----------------------------------------------------------------------------------- */
 
@@ -695,11 +734,24 @@ typedef void (*pcow_finding_fn)(void *opaque, enum pcow_finding_kind kind, const
  * done, -ENOSPC if there is no room; then nothing has changed, too. One that an interrupted repair
  * left stays, and the next is "-2" and so on. See doc/source/reference/rescue.rst.
  */
-int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding, void *opaque,
-               struct pcow_check_result *result, struct pcow_error *error);
+int pcow_check_sized(const char *path, unsigned flags, pcow_finding_fn finding, pcow_loss_fn loss,
+                     void *opaque, struct pcow_check_result *result, size_t result_size,
+                     struct pcow_error *error);
+
+static inline int pcow_check(const char *path, unsigned flags, pcow_finding_fn finding,
+                             void *opaque, struct pcow_check_result *result,
+                             struct pcow_error *error)
+{
+    return pcow_check_sized(path, flags, finding, NULL, opaque, result, sizeof *result, error);
+}
+
 /* The same, and tell what is lost, or would be, range by range. loss: NULL, too. */
-int pcow_check_losses(const char *path, unsigned flags, pcow_finding_fn finding, pcow_loss_fn loss,
-                      void *opaque, struct pcow_check_result *result, struct pcow_error *error);
+static inline int pcow_check_losses(const char *path, unsigned flags, pcow_finding_fn finding,
+                                    pcow_loss_fn loss, void *opaque,
+                                    struct pcow_check_result *result, struct pcow_error *error)
+{
+    return pcow_check_sized(path, flags, finding, loss, opaque, result, sizeof *result, error);
+}
 
 struct pcow_data_result {
     uint64_t verified;                         /* bytes that have the checksum that they should */
@@ -714,9 +766,17 @@ struct pcow_data_result {
  * changed. The image must be one that can be opened, see pcow_check(). flags: with
  * PCOW_CHECK_FORCE_SHARE also while somebody writes to it.
  */
-int pcow_check_data(const char *path, unsigned flags, pcow_finding_fn finding,
-                    pcow_progress_fn progress, void *opaque, struct pcow_data_result *result,
-                    struct pcow_error *error);
+int pcow_check_data_sized(const char *path, unsigned flags, pcow_finding_fn finding,
+                          pcow_progress_fn progress, void *opaque, struct pcow_data_result *result,
+                          size_t result_size, struct pcow_error *error);
+
+static inline int pcow_check_data(const char *path, unsigned flags, pcow_finding_fn finding,
+                                  pcow_progress_fn progress, void *opaque,
+                                  struct pcow_data_result *result, struct pcow_error *error)
+{
+    return pcow_check_data_sized(path, flags, finding, progress, opaque, result, sizeof *result,
+                                 error);
+}
 
 #ifdef __cplusplus
 }

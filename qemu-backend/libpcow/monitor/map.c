@@ -12,6 +12,7 @@
 #include "monitor/monitor.h"
 #include "util/error.h"
 #include "util/order.h"
+#include "util/sized.h"
 
 #define DEFAULT_MAX_MAP_COUNT 65530u   /* Linux, include/linux/mm.h */
 
@@ -88,16 +89,12 @@ static void free_slabs(struct pcow_map *map)
         munmap(map->slabs, slabs_size(map));
 }
 
-int pcow_map_create(pcow_image *image, const struct pcow_map_options *options, pcow_map **result,
-                    struct pcow_error *error)
+static int create_map(pcow_image *image, const struct pcow_map_options *options, pcow_map **result,
+                      struct pcow_error *error)
 {
-    static const struct pcow_map_options defaults;
     struct pcow_map *map;
     int ret = check_mappable(image, error);
 
-    *result = NULL;
-    if (!options)
-        options = &defaults;
     if (!ret && !engine_find(options->engine))
         ret = error_set(error, -EINVAL,
                         "there is no engine %d; the engines are signal, kvm and minor",
@@ -154,6 +151,16 @@ fail:
     free_slabs(map);
     free(map);
     return ret;
+}
+
+int pcow_map_create_sized(pcow_image *image, const struct pcow_map_options *given, size_t size,
+                          pcow_map **map, struct pcow_error *error)
+{
+    struct pcow_map_options options = {0};
+    int ret = given ? sized_take(&options, sizeof options, given, size, error) : 0;
+
+    *map = NULL;
+    return ret ? ret : create_map(image, &options, map, error);
 }
 
 /* In a child: its threads are not there, and the file is the parent's. */
@@ -248,11 +255,10 @@ int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pco
     return ret ? error_set_errno(error, ret, "cannot map %s", map->image->file.path) : 0;
 }
 
-void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
+void pcow_map_get_stats_sized(const pcow_map *map, struct pcow_map_stats *given, size_t size)
 {
     const struct pcow_image *image = map->image;
-
-    *stats = (struct pcow_map_stats){
+    struct pcow_map_stats stats = {
         .engine = map->engine->number,
         .write_traps = __atomic_load_n(&map->stats.write_traps, __ATOMIC_RELAXED),
         .read_traps = __atomic_load_n(&map->stats.read_traps, __ATOMIC_RELAXED),
@@ -273,12 +279,13 @@ void pcow_map_get_stats(const pcow_map *map, struct pcow_map_stats *stats)
                   + __atomic_load_n(&map->slabs_counted, __ATOMIC_RELAXED)
                         * (sizeof *map->slabs + sizeof(slab_ref) + 1),
     };
-    stats->memory += index_memory(__atomic_load_n(&image->chain, __ATOMIC_ACQUIRE));
-    stats->memory += __atomic_load_n(&map->bounced, __ATOMIC_RELAXED) * PCOW_SLAB_SIZE;
-    stats->memory +=
+    stats.memory += index_memory(__atomic_load_n(&image->chain, __ATOMIC_ACQUIRE));
+    stats.memory += __atomic_load_n(&map->bounced, __ATOMIC_RELAXED) * PCOW_SLAB_SIZE;
+    stats.memory +=
         __atomic_load_n(&map->retired.room, __ATOMIC_RELAXED) * sizeof *map->retired.moved;
     if (image->ready)
-        stats->memory += sizeof *image->ready + image_slab_count(image) * sizeof *image->prepared;
+        stats.memory += sizeof *image->ready + image_slab_count(image) * sizeof *image->prepared;
     for (const struct pcow_image *file = image; file; file = file->base)
-        stats->memory += image_slab_count(file) * (sizeof *file->slabs + sizeof *file->valid);
+        stats.memory += image_slab_count(file) * (sizeof *file->slabs + sizeof *file->valid);
+    sized_give(given, size, &stats, sizeof stats);
 }

@@ -12,6 +12,7 @@
 #include "image/mirror.h"
 #include "operations/operations.h"
 #include "util/error.h"
+#include "util/sized.h"
 
 #define FIRST_LAYER 1u
 /* Less the umask: what is in a guest's memory is nobody else's. */
@@ -172,10 +173,13 @@ static int make_file(const char *path, struct header *header, uint64_t virtual_s
     return ret;
 }
 
-int pcow_create(const char *path, const struct pcow_create_options *options,
-                struct pcow_error *error)
+int pcow_create_sized(const char *path, const struct pcow_create_options *given, size_t size,
+                      struct pcow_error *error)
 {
-    return image_create(path, options, NULL, error);
+    struct pcow_create_options options;
+    int ret = sized_take(&options, sizeof options, given, size, error);
+
+    return ret ? ret : image_create(path, &options, NULL, error);
 }
 
 int image_create(const char *path, const struct pcow_create_options *options,

@@ -4,6 +4,7 @@
 
 #include "format1/format1.h"
 #include "image/image.h"
+#include "util/sized.h"
 
 #ifndef PCOW_VERSION
 #define PCOW_VERSION "unknown"
@@ -66,7 +67,7 @@ static void describe_base(const struct pcow_image *image, struct pcow_info *info
         memcpy(info->base_snapshot, layer->name, sizeof info->base_snapshot);
 }
 
-void pcow_get_info(const pcow_image *image, struct pcow_info *info)
+static void get_info(const pcow_image *image, struct pcow_info *info)
 {
     struct stat st;
 
@@ -98,4 +99,12 @@ void pcow_get_info(const pcow_image *image, struct pcow_info *info)
         info->snapshots += image->layers[i].state == LAYER_SNAPSHOT;
     count_slabs(image, info);
     describe_base(image, info);
+}
+
+void pcow_get_info_sized(const pcow_image *image, struct pcow_info *given, size_t size)
+{
+    struct pcow_info info;
+
+    get_info(image, &info);
+    sized_give(given, size, &info, sizeof info);
 }

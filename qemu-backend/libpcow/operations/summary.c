@@ -12,6 +12,7 @@
 
 #include "format/format2.h"
 #include "util/error.h"
+#include "util/sized.h"
 
 #define BATCH 256u                     /* records; divides the number of slots of every table */
 
@@ -322,8 +323,8 @@ static int describe_layers(struct tables *t, struct pcow_summary *summary, struc
     return describe_growth(t, summary, error);
 }
 
-int pcow_summarize(int directory, const char *name, bool header_only, struct pcow_summary *summary,
-                   struct pcow_error *error)
+static int summarize(int directory, const char *name, bool header_only,
+                     struct pcow_summary *summary, struct pcow_error *error)
 {
     struct tables t = {.name = name};
     int ret;
@@ -349,5 +350,15 @@ int pcow_summarize(int directory, const char *name, bool header_only, struct pco
     }
     free(t.owners);
     close(t.fd);
+    return ret;
+}
+
+int pcow_summarize_sized(int directory, const char *name, bool header_only,
+                         struct pcow_summary *given, size_t size, struct pcow_error *error)
+{
+    struct pcow_summary summary;
+    int ret = summarize(directory, name, header_only, &summary, error);
+
+    sized_give(given, size, &summary, sizeof summary);
     return ret;
 }

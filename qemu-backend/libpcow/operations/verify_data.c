@@ -14,6 +14,7 @@
 #include "image/datasum.h"
 #include "operations/operations.h"
 #include "util/error.h"
+#include "util/sized.h"
 
 #define MOST_SHOWN 200u
 #define SUMS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(struct datasum))
@@ -237,9 +238,9 @@ static void count_without(const struct pcow_image *image, struct pcow_data_resul
             result->without += PCOW_SLAB_SIZE;
 }
 
-int pcow_check_data(const char *path, unsigned flags, pcow_finding_fn finding,
-                    pcow_progress_fn progress, void *opaque, struct pcow_data_result *result,
-                    struct pcow_error *error)
+static int check_data(const char *path, unsigned flags, pcow_finding_fn finding,
+                      pcow_progress_fn progress, void *opaque, struct pcow_data_result *result,
+                      struct pcow_error *error)
 {
     struct verify verify = {.finding = finding, .opaque = opaque, .result = result};
     unsigned open_flags =
@@ -265,5 +266,16 @@ int pcow_check_data(const char *path, unsigned flags, pcow_finding_fn finding,
     }
     free(verify.buffer);
     pcow_close(verify.image);
+    return ret;
+}
+
+int pcow_check_data_sized(const char *path, unsigned flags, pcow_finding_fn finding,
+                          pcow_progress_fn progress, void *opaque, struct pcow_data_result *given,
+                          size_t size, struct pcow_error *error)
+{
+    struct pcow_data_result result;
+    int ret = check_data(path, flags, finding, progress, opaque, &result, error);
+
+    sized_give(given, size, &result, sizeof result);
     return ret;
 }

@@ -195,10 +195,12 @@ struct row *bench_add_row(struct bench *bench, const char *name, unsigned thread
                         .engine = engine,
                         .raw_ns = NAN,
                         .raw_p99_ns = NAN,
+                        .raw_p999_ns = NAN,
                         .limit_ns = NAN,
                         .paper_ns = NAN,
                         .pcow_ns = NAN,
-                        .pcow_p99_ns = NAN};
+                        .pcow_p99_ns = NAN,
+                        .pcow_p999_ns = NAN};
     return row;
 }
 

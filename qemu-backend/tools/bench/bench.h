@@ -35,11 +35,11 @@ struct row {
     unsigned threads;
     const char *engine;
     /* the same operation on a linear mapping of a pre-written file */
-    double raw_ns, raw_p99_ns;
+    double raw_ns, raw_p99_ns, raw_p999_ns;
     /* what the hardware and the kernel take for the same work at once */
     double limit_ns;
     double paper_ns;                           /* the published method, re-implemented */
-    double pcow_ns, pcow_p99_ns;
+    double pcow_ns, pcow_p99_ns, pcow_p999_ns;
     struct criterion criteria[MAX_CRITERIA];
     unsigned criterion_count;
     struct detail details[MAX_DETAILS];

@@ -82,9 +82,11 @@ static json_object *row_object(const struct row *row)
     put_number(object, "limit_ns", row->limit_ns, "%.1f");
     put_number(object, "raw_ns", row->raw_ns, "%.1f");
     put_number(object, "raw_p99_ns", row->raw_p99_ns, "%.1f");
+    put_number(object, "raw_p999_ns", row->raw_p999_ns, "%.1f");
     put_number(object, "paper_ns", row->paper_ns, "%.1f");
     put_number(object, "pcow_ns", row->pcow_ns, "%.1f");
     put_number(object, "pcow_p99_ns", row->pcow_p99_ns, "%.1f");
+    put_number(object, "pcow_p999_ns", row->pcow_p999_ns, "%.1f");
     put_ratio(object, "ratio", row->pcow_ns, row->raw_ns);
     put_ratio(object, "limit_ratio", row->pcow_ns, row->limit_ns);
     put_ratio(object, "paper_ratio", row->paper_ns, row->pcow_ns);

@@ -36,20 +36,27 @@ double mean(const double *samples, size_t count)
     return count ? sum / (double)count : NAN;
 }
 
+static void add(struct series *series, double value, double p99, double p999)
+{
+    if (series->count < MAX_REPEAT) {
+        series->value[series->count] = value;
+        series->p99[series->count] = p99;
+        series->p999[series->count++] = p999;
+    }
+}
+
 void series_add(struct series *series, double *samples, size_t count, int amortised)
 {
     double average = mean(samples, count);
     double median = percentile(samples, count, 0.5);
 
-    series_add_value(series, amortised ? average : median, percentile(samples, count, 0.99));
+    add(series, amortised ? average : median, percentile(samples, count, 0.99),
+        percentile(samples, count, 0.999));
 }
 
 void series_add_value(struct series *series, double value, double p99)
 {
-    if (series->count < MAX_REPEAT) {
-        series->value[series->count] = value;
-        series->p99[series->count++] = p99;
-    }
+    add(series, value, p99, NAN);
 }
 
 static double median_of(const double *values, unsigned count)
@@ -68,6 +75,11 @@ double series_value(const struct series *series)
 double series_p99(const struct series *series)
 {
     return median_of(series->p99, series->count);
+}
+
+double series_p999(const struct series *series)
+{
+    return median_of(series->p999, series->count);
 }
 
 double clock_overhead_ns(void)

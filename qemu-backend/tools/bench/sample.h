@@ -11,7 +11,7 @@
 
 /* Values of the repetitions of one side of a row. */
 struct series {
-    double value[MAX_REPEAT], p99[MAX_REPEAT];
+    double value[MAX_REPEAT], p99[MAX_REPEAT], p999[MAX_REPEAT];
     unsigned count;
 };
 
@@ -27,12 +27,14 @@ static inline uint64_t now_ns(void)
 double percentile(double *samples, size_t count, double fraction);
 double mean(const double *samples, size_t count);
 
-/* One repetition: its median (or, amortised, its mean) and its p99.  Sorts the samples. */
+/* One repetition: its median (or, amortised, its mean), p99 and p99.9.  Sorts the samples. */
 void series_add(struct series *series, double *samples, size_t count, int amortised);
+/* One repetition that is a single measurement; it has no p99.9. */
 void series_add_value(struct series *series, double value, double p99);
 /* Median over the repetitions; NAN if there were none. */
 double series_value(const struct series *series);
 double series_p99(const struct series *series);
+double series_p999(const struct series *series);
 
 /* What a pair of now_ns() calls measures when nothing lies between. */
 double clock_overhead_ns(void);

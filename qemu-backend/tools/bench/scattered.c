@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +40,7 @@
 #define SLACK_BATCHES 2u
 #define SLACK (UINT64_C(512) << 20)
 #define SEED UINT64_C(0x73636174)
+#define AT_MOST_P99_US 1000            /* a store when mappings are short */
 
 struct scattered {
     struct bench *bench;
@@ -48,11 +48,10 @@ struct scattered {
     size_t batch;                              /* stores */
     uint64_t *order;                           /* of clusters */
     uint8_t *page_of;                          /* by cluster: the page that is stored to */
-    double *samples;                           /* BATCH */
+    double *samples;                           /* of each store */
     /* by slab, of the top image: it holds copies that are to be given back */
     uint8_t *punched;
-    double raw_ns, pcow_ns;                    /* sums while measuring, then means */
-    double pcow_p99_ns;                        /* worst of the batches */
+    struct series raw, pcow;
     size_t batches;
     /* mappings: as the monitor counts them, as the kernel does, and the limit */
     unsigned peak, peak_seen, budget;
@@ -150,12 +149,10 @@ static int verify_cluster(const struct scattered *s, const uint8_t *memory, uint
                  : 0;
 }
 
-/* Returns the sum of the times. */
-static double store_batch(struct scattered *s, uint8_t *memory, const uint64_t *clusters,
-                          size_t count)
+static void store_batch(struct scattered *s, uint8_t *memory, uint64_t first, size_t count)
 {
-    for (size_t i = 0; i < count; i++) {
-        uint64_t page = page_number(s, clusters[i]), start, mark = page_mark(page);
+    for (uint64_t i = first; i < first + count; i++) {
+        uint64_t page = page_number(s, s->order[i]), start, mark = page_mark(page);
         uint64_t *words = (uint64_t *)(memory + page * PCOW_PAGE_SIZE);
 
         start = now_ns();
@@ -164,7 +161,6 @@ static double store_batch(struct scattered *s, uint8_t *memory, const uint64_t *
         }
         s->samples[i] = (double)(now_ns() - start) - s->bench->limits.clock_ns;
     }
-    return mean(s->samples, count) * (double)count;
 }
 
 static int give_back(struct scattered *s, pcow_image *image, int top, int base,
@@ -218,8 +214,7 @@ static int measure_pcow(struct scattered *s, struct pcow_error *error)
     for (uint64_t first = 0; first < s->clusters && !r; first += s->batch) {
         size_t count = s->clusters - first < s->batch ? s->clusters - first : s->batch;
 
-        s->pcow_ns += store_batch(s, side.memory, s->order + first, count);
-        s->pcow_p99_ns = fmax(s->pcow_p99_ns, percentile(s->samples, count, 0.99));
+        store_batch(s, side.memory, first, count);
         for (size_t i = 0; i < count && !r; i++) {
             r = verify_cluster(s, side.memory, s->order[first + i], error);
         }
@@ -229,7 +224,7 @@ static int measure_pcow(struct scattered *s, struct pcow_error *error)
                 ? r
                 : look(s, side.map, error);
     }
-    s->pcow_ns /= (double)s->clusters;
+    series_add(&s->pcow, s->samples, s->clusters, true);
     side_close(s->bench, &side);
     if (top >= 0) {
         close(top);
@@ -268,10 +263,10 @@ static int measure_raw(struct scattered *s, struct pcow_error *error)
     for (uint64_t first = 0; first < s->clusters && !r; first += s->batch) {
         size_t count = s->clusters - first < s->batch ? s->clusters - first : s->batch;
 
-        s->raw_ns += store_batch(s, memory, s->order + first, count);
+        store_batch(s, memory, first, count);
         r = bench_need(s->bench, 0, error);
     }
-    s->raw_ns /= (double)s->clusters;
+    series_add(&s->raw, s->samples, s->clusters, true);
     release_aligned(reservation, s->size);
     if (fd >= 0) {
         close(fd);
@@ -311,7 +306,7 @@ static int prepare(struct scattered *s, struct pcow_error *error)
 
     s->order = calloc(s->clusters, sizeof(*s->order));
     s->page_of = calloc(s->clusters, 1);
-    s->samples = calloc(s->batch, sizeof(*s->samples));
+    s->samples = calloc(s->clusters, sizeof(*s->samples));
     s->punched = calloc(s->size / PCOW_SLAB_SIZE, 1);
     if (!s->order || !s->page_of || !s->samples || !s->punched) {
         return fail(error, -ENOMEM, "out of memory");
@@ -331,12 +326,15 @@ static int add_row(struct scattered *s, struct pcow_error *error)
     if (!row) {
         return fail(error, -ENOMEM, "out of memory");
     }
-    row->raw_ns = s->raw_ns;
-    row->raw_p99_ns = NAN;
-    row->limit_ns = s->raw_ns + s->bench->limits.memcpy_64k_ns;
-    row->pcow_ns = s->pcow_ns;
-    row->pcow_p99_ns = s->pcow_p99_ns;
+    row->raw_ns = series_value(&s->raw);
+    row->raw_p99_ns = series_p99(&s->raw);
+    row->raw_p999_ns = series_p999(&s->raw);
+    row->limit_ns = row->raw_ns + s->bench->limits.memcpy_64k_ns;
+    row->pcow_ns = series_value(&s->pcow);
+    row->pcow_p99_ns = series_p99(&s->pcow);
+    row->pcow_p999_ns = series_p999(&s->pcow);
     row_add_criterion(row, "vmas", s->peak_seen > s->peak ? s->peak_seen : s->peak, s->budget);
+    row_add_criterion(row, "p99, us", row->pcow_p99_ns / 1000, AT_MOST_P99_US);
     row_add_detail(row, "image_bytes", (double)s->size);
     row_add_detail(row, "stores", (double)s->clusters);
     row_add_detail(row, "vmas_peak", s->peak);

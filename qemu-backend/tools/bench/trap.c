@@ -200,6 +200,7 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
         }
         row->raw_ns = series_value(&m->raw);
         row->raw_p99_ns = series_p99(&m->raw);
+        row->raw_p999_ns = series_p999(&m->raw);
         row->limit_ns = row->raw_ns + copy_ns;
         /*
          * Like with like: allocation is ahead of the stores on both sides; the details have both
@@ -208,6 +209,7 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
         row->paper_ns = series_value(&m->paper_preallocated);
         row->pcow_ns = series_value(&m->pcow[engine]);
         row->pcow_p99_ns = series_p99(&m->pcow[engine]);
+        row->pcow_p999_ns = series_p999(&m->pcow[engine]);
         if (m->row->at_most_raw[threads - 1] > 0) {
             row_add_criterion(row, "pcow/raw", row->pcow_ns / row->raw_ns,
                               m->row->at_most_raw[threads - 1]);
@@ -215,6 +217,9 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
         if (m->row->at_most_limit > 0) {
             row_add_criterion(row, "pcow/limit", row->pcow_ns / row->limit_ns,
                               m->row->at_most_limit);
+        }
+        if (m->row->at_most_p99_us > 0) {
+            row_add_criterion(row, "p99, us", row->pcow_p99_ns / 1000, m->row->at_most_p99_us);
         }
         if (m->paper.count) {
             row_add_detail(row, "paper_p99_ns", series_p99(&m->paper_preallocated));

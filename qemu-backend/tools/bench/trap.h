@@ -8,6 +8,9 @@
 
 #include "bench.h"
 
+/* the first touch of a page, or its copy, in 99 of 100 */
+#define ONE_PAGE_P99_US 20
+
 /* Which pages are stored to, and in which order. */
 enum visit {
     /* a page of each cluster, clusters in random order: each store traps */
@@ -37,6 +40,7 @@ struct trap_row {
     uint64_t copied;                           /* bytes that one trap copies; part of the limit */
     double at_most_raw[MAX_THREADS];           /* pcow/raw by threads - 1; 0: no target */
     double at_most_limit;                      /* pcow/limit; 0: no target */
+    double at_most_p99_us;                     /* of pcow; 0: no target */
 };
 
 int measure_trap_row(struct bench *bench, const struct trap_row *row, struct pcow_error *error);

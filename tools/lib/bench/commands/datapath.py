@@ -22,6 +22,7 @@ _COLUMNS = (
     'paper',
     'pcow',
     'pcow p99',
+    'pcow p99.9',
     'pcow cold',
     'pcow/raw',
     'pcow/limit',
@@ -95,6 +96,7 @@ def _times(row: dict[str, Any]) -> list[float | None]:
         row['paper_ns'],
         row['pcow_ns'],
         row.get('pcow_p99_ns'),
+        row.get('pcow_p999_ns'),
         details.get('unprepared_ns'),
     ]
 
