@@ -58,6 +58,20 @@ class BenchTestCase(testtools.TestCase):
 
 
 class ToolsBenchTest(BenchTestCase):
+    def test_ablation(self) -> None:
+        """Without a guess of engine minor that engine's row is there, and is not what it was."""
+        self.bench(
+            'ablation', '--rounds=1', '--size=16M', '--rows=cow-4k-scattered', '--guess=keep'
+        )
+        rows = self.kept('ablation')['rows']
+        assert isinstance(rows, list)
+        self.assertEqual({'nothing', 'keep'}, {row['without'] for row in rows})
+        for row in rows:
+            self.assertEqual('cow-4k-scattered', row['name'])
+            self.assertGreater(row['ns'], 0)
+            self.assertGreater(row['with_ns'], 0)
+        self.assertIn('cow-4k-scattered', (self.directory / 'ablation.txt').read_text())
+
     def test_datapath_and_docs(self) -> None:
         shown = self.bench('--quick', '--rows=cow-4k,open-map')
         self.assertIn((self.directory / 'datapath.txt').read_text(), shown)
