@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import json
 import os
 import re
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -90,6 +92,11 @@ class ServerImage:
     def virtual_size(self) -> int:
         """Bytes, with the info block; also while it is open."""
         return image.info(self.path, force_share=True).virtual_size
+
+
+def checksum(found: Mapping[str, Any]) -> str:
+    """Of an image's data, as Glance says it; empty: it does not."""
+    return str(found.get('os_hash_value') or found.get('checksum') or '')
 
 
 def data_role(number: int) -> str:
