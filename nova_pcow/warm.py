@@ -12,13 +12,13 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import os
 from typing import Any
 
 from oslo_log import log as logging
 
 from nova_pcow import conf
 from nova_pcow import flavor as flavor_module
-from nova_pcow import inventory
 from nova_pcow import storage
 from nova_pcow import warm_records
 from nova_pcow import warm_xml
@@ -29,8 +29,8 @@ from pcow_driver.common import units
 from pcow_driver.copies import fork as image_fork
 from pcow_driver.images import image
 from pcow_driver.images import model
-from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import registry
 from pcow_driver.virt import domain
 from pcow_driver.virt import fork_xml
 from pcow_driver.virt import libvirt_xml
@@ -41,7 +41,7 @@ LOG = logging.getLogger(__name__)
 # A property of an image: true asks for it while the image is made; the service puts the name of the
 # checkpoint in its place, which nothing reads.
 PROPERTY = 'pcow_warm'
-_ROLES = {storage.ROOT, storage.RAM}
+_ROLES = (storage.RAM, storage.ROOT)  # without that of the RAM the other is a mere snapshot
 
 
 class WarmRefused(exception.PcowError):
@@ -188,17 +188,40 @@ def _take_back(found: domain.Domain, record: warm_records.Record) -> None:
 def _members(record: warm_records.Record) -> dict[str, warm_records.Member]:
     found = {}
     for item in _images(record):
-        if item.role in _ROLES:
-            info, snapshot = _part(item, record.checkpoint)
-            if info.uuid is None or snapshot is None:
-                raise WarmRefused(reason=f'{item.path} has no part of the checkpoint')
-            found[item.role] = warm_records.Member(info.uuid, snapshot.id)
+        info, snapshot = _part(item, record.checkpoint)
+        if info.uuid is None or snapshot is None:
+            raise WarmRefused(reason=f'{item.path} has no part of the checkpoint')
+        found[item.role] = warm_records.Member(info.uuid, snapshot.id)
     return found
 
 
+def _pool(record: warm_records.Record) -> pool_module.Pool:
+    """That of the checkpoint: pcowctl does not know which are Nova's.
+
+    :raises WarmStays: it is not there
+    """
+    known = registry.PoolRegistry()
+    for entry in known.list():
+        if entry.uuid == record.pool:
+            with contextlib.suppress(exception.PoolInvalid):
+                return known.get(entry.name)
+    raise WarmStays(
+        image=record.image,
+        reason=f'the pool {record.pool} is not there (pcowctl pool list): mount it',
+    )
+
+
 def _images(record: warm_records.Record) -> list[storage.ServerImage]:
-    """Those of the parent in its pool."""
-    return [item for item in storage.find(record.server) if item.pool.uuid == record.pool]
+    """Those of the parent that are there.
+
+    :raises WarmStays: the pool is not
+    """
+    pool, found = _pool(record), []
+    for role in _ROLES:
+        path = pool.image_path(storage.image_name(record.server, role))
+        if os.path.lexists(path):
+            found.append(storage.ServerImage(role, pool, path))
+    return found
 
 
 def _part(item: storage.ServerImage, name: str) -> tuple[model.ImageInfo, model.Snapshot | None]:
@@ -290,8 +313,7 @@ def children(record: warm_records.Record) -> list[str]:
     """Names of images that stand on those of its parent."""
     names: set[str] = set()
     for item in _images(record):
-        if item.role in _ROLES:
-            names |= set(item.pool.children(item.name, known_only=True))
+        names |= set(item.pool.children(item.name, known_only=True))
     return sorted(names)
 
 
@@ -312,11 +334,6 @@ def remove(record: warm_records.Record, parent: domain.Domain | None) -> None:
     :raises WarmStays: something stands on it, or it cannot be deleted now
     """
     with _lock(record.image):
-        if all(pool.uuid != record.pool for pool in inventory.pools()):
-            raise WarmStays(
-                image=record.image,
-                reason=f'its pool {record.pool} is not there (the log says why): mount it',
-            )
         standing = children(record)
         try:
             _remove(record, parent)
@@ -358,8 +375,3 @@ def _delete_checkpoint(parent: domain.Domain, name: str) -> None:
 
 def _listed(path: str) -> list[model.Snapshot]:
     return image.snapshot_list(path, force_share=True)
-
-
-def root_size(path: str) -> int:
-    """Bytes of the data of a root."""
-    return device.window(path, force_share=True).size
