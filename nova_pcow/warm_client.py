@@ -11,6 +11,7 @@ from nova_pcow import warm
 from pcow_driver.common import exception
 
 _POLL = 0.5  # seconds
+_EVENT_SECONDS = 10.0  # Nova deletes the image before it notes that
 _DETAILS = '2.84'  # microversion that has what an event says
 
 
@@ -74,18 +75,30 @@ def _connect(server: str) -> Any:
 
 def _words(cloud: Any, server: str) -> str:
     """Why the last image of it failed, as far as its events tell this user."""
+    limit = time.monotonic() + _EVENT_SECONDS
+    while True:
+        request, ended = _last_failure(cloud, server)
+        if ended is not None or time.monotonic() > limit:
+            break
+        time.sleep(_POLL)
+    return ended or (
+        f'the log of nova-compute says why, and to an administrator openstack server event show '
+        f'{server} {request}'
+    )
+
+
+def _last_failure(cloud: Any, server: str) -> tuple[str, str | None]:
+    """Request of the last image, and what its event says of that; None: it has not ended."""
     place = f'/servers/{server}/os-instance-actions'
     for action in _get(cloud, place)['instanceActions']:
         if action['action'] == 'createImage':
-            found = _get(cloud, f'{place}/{action["request_id"]}')['instanceAction']
+            request = str(action['request_id'])
+            found = _get(cloud, f'{place}/{request}')['instanceAction']
             for event in found.get('events') or ():
-                if event.get('result') == 'Error' and event.get('details'):
-                    return str(event['details'])
-            return (
-                f'the log of nova-compute says why, and to an administrator openstack server event '
-                f'show {server} {action["request_id"]}'
-            )
-    return 'the log of nova-compute says why'
+                if event.get('result') == 'Error':
+                    return request, str(event.get('details') or '')
+            return request, None
+    return '', None
 
 
 def _get(cloud: Any, path: str) -> dict[str, Any]:

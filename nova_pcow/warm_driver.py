@@ -18,6 +18,7 @@ from nova.compute import utils as compute_utils
 from nova.conf import service_token
 from nova.virt.libvirt import guest as libvirt_guest
 from oslo_log import log as logging
+from oslo_utils import excutils
 
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
@@ -37,6 +38,7 @@ _ASKED = 'true'
 # in the system metadata of an instance, where Nova keeps the properties of its image
 _IMAGE_PROPERTY = f'image_{warm.PROPERTY}'
 _BEGUN = 'compute_pcow_warm'  # event of the action that creates a server
+_MADE = 'compute_pcow_warm_image'  # of the action that makes an image
 _TASKS = (task_states.IMAGE_SNAPSHOT_PENDING, task_states.IMAGE_SNAPSHOT)
 
 
@@ -58,26 +60,36 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 self._image_api.update(context, image_id, {'properties': {warm.PROPERTY: 'false'}})
             return
         self._host.get_guest(instance)  # InstanceNotFound is told as it is
-        with errors.internal(), domain.errors():
-            self._drop_deleted(context, instance.project_id)
-            found = domain.Domain(self._host.get_connection(), instance.name)
-            record = self._new_record(context, instance, image_id, found)
-            with warm.taken(found, record) as taken:
-                properties = {warm.PROPERTY: taken.checkpoint}
-                self._make_image(
-                    context,
-                    instance,
-                    image_id,
-                    update_task_state,
-                    taken=taken.checkpoint,
-                    **properties,
+        try:
+            with errors.internal(), domain.errors():
+                self._make_warm_image(context, instance, image_id, update_task_state)
+        except Exception as e:
+            with excutils.save_and_reraise_exception():
+                # Nova's own event has ended by now, with success
+                LOG.warning('No warm image was made: %s', e, instance=instance)
+                errors.tell(context, instance, self._service_host, _MADE, e)
+
+    def _make_warm_image(
+        self, context: Any, instance: Any, image_id: str, update_task_state: Any
+    ) -> None:
+        self._drop_deleted(context, instance.project_id)
+        found = domain.Domain(self._host.get_connection(), instance.name)
+        record = self._new_record(context, instance, image_id, found)
+        with warm.taken(found, record) as taken:
+            self._make_image(
+                context,
+                instance,
+                image_id,
+                update_task_state,
+                taken=taken.checkpoint,
+                **{warm.PROPERTY: taken.checkpoint},
+            )
+            made = self._image_api.get(context, image_id)
+            warm_records.put(
+                dataclasses.replace(
+                    taken, checksum=storage.checksum(made), is_seen=self._is_seen(image_id)
                 )
-                made = self._image_api.get(context, image_id)
-                warm_records.put(
-                    dataclasses.replace(
-                        taken, checksum=storage.checksum(made), is_seen=self._is_seen(image_id)
-                    )
-                )
+            )
 
     def _is_warm_asked(self, context: Any, instance: Any, image_id: str) -> bool:
         """By a property of the new image, and not of the one that the server was made of, from

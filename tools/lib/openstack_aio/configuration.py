@@ -13,7 +13,7 @@ from tools.lib.openstack_aio import pools
 from tools.lib.openstack_aio import settings as settings_module
 
 Sections = dict[str, dict[str, object]]
-_WARM_IMAGES = 2  # of a project on a node
+_WARM_IMAGES = 1  # of a project on a node
 
 
 def to_ini(sections: Mapping[str, Mapping[str, object]]) -> str:
