@@ -150,7 +150,7 @@ def create(
     missing = missing_roles(uuid, wanted)
     made: list[str] = []
     with contextlib.ExitStack() as undo:
-        undo.callback(_delete_made, pool, made)
+        undo.callback(delete_made, pool, made)
         if ROOT in missing:
             if source is None or wanted.root_size is None:
                 raise ServerImpossible(reason='a root in persistent memory needs an image')
@@ -168,7 +168,8 @@ def create(
     return made
 
 
-def _delete_made(pool: pool_module.Pool, made: list[str]) -> None:
+def delete_made(pool: pool_module.Pool, made: list[str]) -> None:
+    """Of a server that cannot be created."""
     for name in made:
         try:
             pool.delete_image(name, force=True)

@@ -226,7 +226,7 @@ def _images(record: warm_records.Record) -> list[storage.ServerImage]:
 
 def _part(item: storage.ServerImage, name: str) -> tuple[model.ImageInfo, model.Snapshot | None]:
     info = image.info(item.path, force_share=True)
-    return info, next((one for one in info.snapshots if one.name == name), None)
+    return info, next((one for one in _listed(item.path) if one.name == name), None)
 
 
 # ---- going on from one ---------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def fork(record: warm_records.Record, uuid: str) -> list[str]:
     with _lock(record.image), contextlib.ExitStack() as undo:
         if warm_records.get(record.image) is None:
             raise WarmUnfit(reason='its checkpoint has just been removed')
-        undo.callback(storage.discard, uuid, made)
+        undo.callback(storage.delete_made, _pool(record), made)
         for item in _checked(record):
             name = storage.image_name(uuid, item.role)
             image_fork.fork(item.path, record.checkpoint, name)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warm images and servers of them through Nova. No QEMU runs here: what it would do with a
+checkpoint is done to the images.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import fixtures
+from nova import context as nova_context
+from nova import exception as nova_exception
+from nova import objects
+from nova.compute import task_states
+from nova.tests import fixtures as nova_fixtures
+
+from nova_pcow import conf as nova_conf
+from nova_pcow import inventory
+from nova_pcow import storage
+from nova_pcow import warm
+from nova_pcow import warm_driver
+from nova_pcow import warm_records
+from pcow_driver.common import exception
+from pcow_driver.images import image
+from pcow_driver.virt import domain
+from tests.unit.nova_pcow import base
+from tests.unit.nova_pcow import test_ram
+
+WARM_IMAGE = 'dd11041e-a08b-42c9-8e28-262bd55d0b0e'
+_CHECKPOINT = f'nova-warm-{WARM_IMAGE}'
+_REVERT = 'pcow-checkpoint-revert'
+
+
+class WarmServersTestCase(test_ram.RamTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        nova_conf.CONF.set_override('warm_images', 1, 'nova_pcow')
+        self.addCleanup(nova_conf.CONF.clear_override, 'warm_images', 'nova_pcow')
+        self.checkpoints.names.add(_CHECKPOINT)
+        self.driver = self.computes['compute1'].driver
+        self.done: list[str] = []  # what was asked of QEMU and libvirt, in this order
+        for name, new in (
+            ('nova_pcow.warm.check', lambda _found, _uuid, _wanted: '<domain/>'),
+            ('nova_pcow.warm_xml.adopt', lambda definition, _machine: definition),
+            ('pcow_driver.vm.checkpoint.take', self._take),
+            ('nova_pcow.snapshot.export', lambda *words: Path(words[3]).write_bytes(b'data')),
+            ('pcow_driver.virt.domain.Domain.definition', lambda _found: '<domain/>'),
+            ('pcow_driver.virt.domain.Domain.qmp', self._qmp),
+            ('pcow_driver.virt.domain.Domain.attach', lambda _found, _xml: self._do('attach')),
+            ('nova.virt.libvirt.guest.Guest.resume', lambda _guest: self._do('resume')),
+            ('nova.virt.libvirt.guest.Guest.sync_guest_time', lambda _guest: self._do('clock')),
+        ):
+            self.useFixture(fixtures.MonkeyPatch(name, new))
+        self.flavor = self.make_ram_flavor()
+        self.parent = self.boot(self.flavor)
+
+    def _take(self, found: domain.Domain, name: str) -> None:
+        for role in ('root', 'ram'):
+            image.snapshot_create(self.path(self.parent, role), name)
+
+    def _qmp(self, _found: domain.Domain, command: str, **_words: Any) -> None:
+        self._do(command)
+
+    def _do(self, what: str) -> None:
+        self.done.append(what)
+
+    def make(self, asked: str = 'true', task: str = task_states.IMAGE_SNAPSHOT) -> None:
+        """As Nova's manager has the driver do it."""
+        self.glance.images.setdefault(
+            WARM_IMAGE,
+            copy.deepcopy(self.glance.images[base.IMAGE]) | {'id': WARM_IMAGE, 'name': 'warm'},
+        )
+        self.glance.images[WARM_IMAGE]['properties']['pcow_warm'] = asked
+        instance = self.instance(self.parent)
+        instance.task_state = task
+        self.driver.snapshot(self.context(), instance, WARM_IMAGE, mock.Mock())
+
+    def context(self) -> Any:
+        """Of a user of the server's project."""
+        project = self.instance(self.parent).project_id
+        return nova_context.RequestContext('u', project, is_admin=True)
+
+    def create(self, flavor: str | None = None, **arguments: Any) -> Any:
+        return self._create_server(
+            image_uuid=WARM_IMAGE,
+            flavor_id=flavor or self.flavor,
+            **({'networks': 'none'} | arguments),
+        )
+
+    def check_warm(self, server: Any) -> None:
+        for role in ('root', 'ram'):
+            self.assertEqual(
+                _CHECKPOINT, image.info(self.path(server, role), force_share=True).base_snapshot
+            )
+
+    def check_boots(self, server: Any, words: str) -> None:
+        """From what is in Glance, and its owner is told why."""
+        info = image.info(self.path(server, 'root'))
+        self.assertIsNone(info.base_snapshot)
+        self.assertIn('image-', str(info.base_filename))
+        self.assertIsNone(image.info(self.path(server)).base_filename)
+        self.assertIn(words, self.event_words(server, 'create'))
+        self.check_ram(server)
+
+
+class WarmImageTest(WarmServersTestCase):
+    def test_made(self) -> None:
+        self.make()
+        record = warm_records.get(WARM_IMAGE)
+        assert record is not None
+        self.assertTrue(record.is_complete)
+        self.assertEqual(self.parent['id'], record.server)
+        self.assertEqual({'root', 'ram'}, {*record.members})
+        self.assertEqual(_CHECKPOINT, self.glance.images[WARM_IMAGE]['properties'][warm.PROPERTY])
+        self.assertEqual({'root': [_CHECKPOINT], 'ram': [_CHECKPOINT]}, self.snapshots(self.parent))
+
+    def test_what_asks_for_none(self) -> None:
+        for asked, task in (
+            ('false', task_states.IMAGE_SNAPSHOT),
+            (_CHECKPOINT, task_states.IMAGE_SNAPSHOT),
+            ('true', task_states.SHELVING),
+        ):
+            with mock.patch('nova_pcow.snapshot_driver.SnapshotLibvirtDriver.snapshot') as plain:
+                self.make(asked, task)
+            plain.assert_called_once()
+        instance = self.instance(self.parent)
+        instance.system_metadata['image_pcow_warm'] = 'true'
+        instance.save()
+        with mock.patch('nova_pcow.snapshot_driver.SnapshotLibvirtDriver.snapshot'):
+            self.make()  # inherited, and asked for by nobody
+        self.assertEqual('false', self.glance.images[WARM_IMAGE]['properties'][warm.PROPERTY])
+        self.assertEqual([], warm_records.find())
+
+    def test_upload_that_fails(self) -> None:
+        with mock.patch.object(
+            self.glance,
+            'update',
+            side_effect=nova_exception.GlanceConnectionFailed(server='g', reason='r'),
+        ):
+            self.assertRaises(nova_exception.GlanceConnectionFailed, self.make)
+        self.assertEqual({'root': [], 'ram': []}, self.snapshots(self.parent))
+        self.assertEqual([], warm_records.find())
+
+    def test_limit(self) -> None:
+        """A tenant deletes an image, and has it made anew at once."""
+        self.make()
+        error = self.assertRaises(nova_exception.InternalError, self.make)
+        self.assertIn('no more are allowed', str(error))
+        self.assertEqual([_CHECKPOINT], self.snapshots(self.parent)['ram'])
+        del self.glance.images[WARM_IMAGE]
+        self.make()
+        self.assertEqual([_CHECKPOINT], self.snapshots(self.parent)['ram'])
+
+    def test_service_that_was_killed(self) -> None:
+        """While it uploaded."""
+        with (
+            mock.patch.object(self.glance, 'update', side_effect=SystemExit),
+            mock.patch('nova_pcow.warm.remove', side_effect=exception.PcowError(reason='killed')),
+        ):
+            self.assertRaises(SystemExit, self.make)
+        (record,) = warm_records.find()
+        self.assertFalse(record.is_complete)
+        self.driver._drop_warm_leftovers()  # it may be in the making
+        self.assertEqual([record], warm_records.find())
+        self.driver._drop_warm_leftovers(begins=True)
+        self.assertEqual([], warm_records.find())
+        self.assertEqual({'root': [], 'ram': []}, self.snapshots(self.parent))
+
+    def test_images_that_are_deleted(self) -> None:
+        """The service asks Glance, if it would see the image there."""
+        self.make()
+        del self.glance.images[WARM_IMAGE]
+        with mock.patch.object(warm_driver, '_service_context', return_value=self.context()):
+            self.driver.manage_image_cache(self.context(), [])
+            self.assertEqual(1, len(warm_records.find()))  # it never has
+        self.make()
+        warm_records.put(
+            warm_records.get(WARM_IMAGE).__class__.of(  # type: ignore[union-attr]
+                warm_records.get(WARM_IMAGE).__dict__ | {'is_seen': True, 'members': {}}  # type: ignore[union-attr]
+            )
+        )
+        with mock.patch.object(warm_driver, '_service_context', return_value=self.context()):
+            self.driver.manage_image_cache(self.context(), [])
+            self.assertEqual(1, len(warm_records.find()))
+            del self.glance.images[WARM_IMAGE]
+            self.driver.manage_image_cache(self.context(), [])
+        self.assertEqual([], warm_records.find())
+        self.assertEqual({'root': [], 'ram': []}, self.snapshots(self.parent))
+
+
+class WarmServerTest(WarmServersTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.make()
+        self.done.clear()
+
+    def test_goes_on(self) -> None:
+        server = self.create()
+        self.check_warm(server)
+        self.assertEqual([_REVERT, 'resume', 'clock'], self.done)
+        self.assertEqual([], self.fetched[1:])
+        self.assertEqual({}, self.driver._warm)
+        self._delete_server(server)
+        self.assertEqual(2, len(self.images()))
+
+    def test_interfaces_come_before_it_runs(self) -> None:
+        self.create(networks=[{'uuid': nova_fixtures.NeutronFixture.network_1['id']}])
+        self.assertEqual([_REVERT, 'attach'], self.done[:2])
+        self.assertIn('resume', self.done)
+
+    def test_qemu_refuses(self) -> None:
+        error = exception.QmpFailed(command=_REVERT, error_class='E', description='not so')
+        with mock.patch('pcow_driver.virt.domain.Domain.qmp', side_effect=error):
+            server = self.create()
+        self.check_boots(server, 'not so')
+        self.assertNotIn('clock', self.done[:-1])
+
+    def test_checkpoint_that_is_gone(self) -> None:
+        image.snapshot_delete(self.path(self.parent), _CHECKPOINT)
+        self.check_boots(self.create(), 'has not the checkpoint any more')
+
+    def test_other_host(self) -> None:
+        warm_records.forget(WARM_IMAGE)
+        self.check_boots(self.create(), 'this host has no checkpoint for its image')
+
+    def test_data_that_only_a_boot_reads(self) -> None:
+        self.check_boots(self.create(user_data='eA=='), 'user data or a key pair')
+
+    def test_image_of_another_project(self) -> None:
+        record = warm_records.get(WARM_IMAGE)
+        assert record is not None
+        warm_records.put(record.of(record.__dict__ | {'project': 'q', 'members': {}}))
+        self.check_boots(self.create(), 'is of another project')
+
+    def test_spawn_that_fails(self) -> None:
+        with mock.patch(
+            'nova_pcow.warm_driver.WarmLibvirtDriver._create_guest',
+            side_effect=nova_exception.HypervisorUnavailable(),
+        ):
+            self.create(expected_state='ERROR')
+        self.assertEqual(2, len(self.images()))
+        self.assertEqual({}, self.driver._warm)
+
+    def test_parent_that_is_deleted(self) -> None:
+        claimed = self.reserved()
+        self._delete_server(self.parent)
+        instance = objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(read_deleted='yes'), self.parent['id']
+        )
+        self.assertTrue(instance.cleaned)  # Nova does not ask again
+        self.assertEqual(2, len(self.images()))
+        self.assertGreater(self.reserved(), claimed)  # placement has no claim of it now
+        server = self.create()
+        self.check_warm(server)
+        self._delete_server(server)
+        del self.glance.images[WARM_IMAGE]
+        self.driver._drop_deleted(self.context(), self.context().project_id)
+        self.assertEqual([], self.images())
+
+    def reserved(self) -> int:
+        """MiB in the pool beside the claims of servers, where there is a limit."""
+        return int(inventory.offer(self.limited(), None, None).inventory['reserved'])
+
+    def limited(self) -> Any:
+        from pcow_driver.pools import registry
+
+        return registry.PoolRegistry().set('fast', overcommit=1.0)
+
+    def test_parent_that_cannot_be_another(self) -> None:
+        found = self.act(self.parent, 'rebuild', {'imageRef': base.IMAGE})
+        self.assertEqual('ACTIVE', found['status'])
+        self.assertIn('parent of warm images', self.event_words(self.parent, 'rebuild'))
+        self.act(self.parent, 'shelve')
+        self.assertIn('parent of warm images', self.event_words(self.parent, 'shelve'))
+        self.assertEqual(['nova-warm'], [one[:9] for one in self.snapshots(self.parent)['ram']])
+        self.assertEqual(2, len(storage.find(self.parent['id'])))
