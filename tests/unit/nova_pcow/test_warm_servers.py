@@ -6,6 +6,7 @@ checkpoint is done to the images.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +26,7 @@ from nova_pcow import warm_driver
 from nova_pcow import warm_records
 from pcow_driver.common import exception
 from pcow_driver.images import image
+from pcow_driver.pools import registry
 from pcow_driver.virt import domain
 from tests.unit.nova_pcow import base
 from tests.unit.nova_pcow import test_ram
@@ -47,7 +49,10 @@ class WarmServersTestCase(test_ram.RamTestCase):
             ('nova_pcow.warm_xml.adopt', lambda definition, _machine: definition),
             ('pcow_driver.vm.checkpoint.take', self._take),
             ('nova_pcow.snapshot.export', lambda *words: Path(words[3]).write_bytes(b'data')),
-            ('pcow_driver.virt.domain.Domain.definition', lambda _found: '<domain/>'),
+            (
+                'pcow_driver.virt.domain.Domain.definition',
+                lambda found: str(found._domain.XMLDesc(0)),
+            ),
             ('pcow_driver.virt.domain.Domain.qmp', self._qmp),
             ('pcow_driver.virt.domain.Domain.attach', lambda _found, _xml: self._do('attach')),
             ('nova.virt.libvirt.guest.Guest.resume', lambda _guest: self._do('resume')),
@@ -177,11 +182,9 @@ class WarmImageTest(WarmServersTestCase):
             self.driver.manage_image_cache(self.context(), [])
             self.assertEqual(1, len(warm_records.find()))  # it never has
         self.make()
-        warm_records.put(
-            warm_records.get(WARM_IMAGE).__class__.of(  # type: ignore[union-attr]
-                warm_records.get(WARM_IMAGE).__dict__ | {'is_seen': True, 'members': {}}  # type: ignore[union-attr]
-            )
-        )
+        record = warm_records.get(WARM_IMAGE)
+        assert record is not None
+        warm_records.put(dataclasses.replace(record, is_seen=True))
         with mock.patch.object(warm_driver, '_service_context', return_value=self.context()):
             self.driver.manage_image_cache(self.context(), [])
             self.assertEqual(1, len(warm_records.find()))
@@ -218,22 +221,19 @@ class WarmServerTest(WarmServersTestCase):
         self.check_boots(server, 'not so')
         self.assertNotIn('clock', self.done[:-1])
 
-    def test_checkpoint_that_is_gone(self) -> None:
-        image.snapshot_delete(self.path(self.parent), _CHECKPOINT)
-        self.check_boots(self.create(), 'has not the checkpoint any more')
-
-    def test_other_host(self) -> None:
-        warm_records.forget(WARM_IMAGE)
-        self.check_boots(self.create(), 'this host has no checkpoint for its image')
-
-    def test_data_that_only_a_boot_reads(self) -> None:
+    def test_what_boots(self) -> None:
+        """From what is in Glance, and the events say why."""
         self.check_boots(self.create(user_data='eA=='), 'user data or a key pair')
-
-    def test_image_of_another_project(self) -> None:
         record = warm_records.get(WARM_IMAGE)
         assert record is not None
-        warm_records.put(record.of(record.__dict__ | {'project': 'q', 'members': {}}))
+        warm_records.put(dataclasses.replace(record, project='q'))
         self.check_boots(self.create(), 'is of another project')
+        warm_records.put(record)
+        image.snapshot_delete(self.path(self.parent), _CHECKPOINT)
+        self.check_boots(self.create(), 'has not the checkpoint any more')
+        warm_records.forget(WARM_IMAGE)
+        self.check_boots(self.create(), 'this host has no checkpoint for its image')
+        self.assertNotIn(_REVERT, self.done)
 
     def test_spawn_that_fails(self) -> None:
         with mock.patch(
@@ -265,8 +265,6 @@ class WarmServerTest(WarmServersTestCase):
         return int(inventory.offer(self.limited(), None, None).inventory['reserved'])
 
     def limited(self) -> Any:
-        from pcow_driver.pools import registry
-
         return registry.PoolRegistry().set('fast', overcommit=1.0)
 
     def test_parent_that_cannot_be_another(self) -> None:
