@@ -19,6 +19,7 @@ from nova.conf import service_token
 from nova.virt.libvirt import guest as libvirt_guest
 from oslo_log import log as logging
 from oslo_utils import excutils
+from oslo_utils import timeutils
 
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
@@ -258,7 +259,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             return super()._create_guest(context, xml, instance, power_on, pause, post_xml_callback)
         prepare = functools.cache(post_xml_callback or (lambda: None))  # once, whatever follows
         try:
-            with domain.errors():
+            with domain.errors(), timeutils.StopWatch() as watch:
                 guest = self._create_warm_guest(xml, instance, start, prepare)
         except exception.PcowError as e:
             with errors.build(context, instance, self._service_host):
@@ -269,6 +270,12 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         with compute_utils.EventReporter(context, _BEGUN, self._service_host, instance.uuid):
             if not pause:
                 guest.resume()
+        LOG.info(
+            'It went on from the checkpoint of %s %.3f s after its domain was begun',
+            start.record.image,
+            watch.elapsed(),
+            instance=instance,
+        )
         return guest
 
     def _create_warm_guest(

@@ -102,7 +102,7 @@ class WarmServersTestCase(test_ram.RamTestCase):
             )
 
     def check_boots(self, server: Any, words: str) -> None:
-        """From what is in Glance, and its owner is told why."""
+        """From what is in Glance, and its events say why."""
         info = image.info(self.path(server, 'root'))
         self.assertIsNone(info.base_snapshot)
         self.assertIn('image-', str(info.base_filename))
