@@ -14,7 +14,6 @@ from unittest import mock
 import fixtures
 from nova import context as nova_context
 from nova import exception as nova_exception
-from nova import objects
 from nova.compute import task_states
 from nova.tests import fixtures as nova_fixtures
 
@@ -33,6 +32,7 @@ from tests.unit.nova_pcow import test_ram
 
 WARM_IMAGE = 'dd11041e-a08b-42c9-8e28-262bd55d0b0e'
 _CHECKPOINT = f'nova-warm-{WARM_IMAGE}'
+OTHER_IMAGE = 'ee11041e-a08b-42c9-8e28-262bd55d0b0e'
 _REVERT = 'pcow-checkpoint-revert'
 
 
@@ -41,13 +41,17 @@ class WarmServersTestCase(test_ram.RamTestCase):
         super().setUp()
         nova_conf.CONF.set_override('warm_images', 1, 'nova_pcow')
         self.addCleanup(nova_conf.CONF.clear_override, 'warm_images', 'nova_pcow')
-        self.checkpoints.names.add(_CHECKPOINT)
+        self.checkpoints.names |= {_CHECKPOINT, f'nova-warm-{OTHER_IMAGE}'}
         self.driver = self.computes['compute1'].driver
         self.done: list[str] = []  # what was asked of QEMU and libvirt, in this order
         for name, new in (
             ('nova_pcow.warm.check', lambda _found, _uuid, _wanted: '<domain/>'),
             ('nova_pcow.warm_xml.adopt', lambda definition, _machine: definition),
             ('pcow_driver.vm.checkpoint.take', self._take),
+            ('pcow_driver.vm.checkpoint.delete', self._delete),
+            ('pcow_driver.virt.domain.names_by_uuid', self._names),
+            ('pcow_driver.virt.domain.Domain.ram', self._ram),
+            ('pcow_driver.virt.domain.Domain.writable', lambda _found: []),
             ('nova_pcow.snapshot.export', lambda *words: Path(words[3]).write_bytes(b'data')),
             (
                 'pcow_driver.virt.domain.Domain.definition',
@@ -61,10 +65,22 @@ class WarmServersTestCase(test_ram.RamTestCase):
             self.useFixture(fixtures.MonkeyPatch(name, new))
         self.flavor = self.make_ram_flavor()
         self.parent = self.boot(self.flavor)
+        self.project = str(self.instance(self.parent).project_id)
 
     def _take(self, found: domain.Domain, name: str) -> None:
         for role in ('root', 'ram'):
             image.snapshot_create(self.path(self.parent, role), name)
+
+    def _delete(self, found: domain.Domain, name: str) -> None:
+        for role in ('root', 'ram'):
+            image.snapshot_delete(self.path(self.parent, role), name)
+
+    @staticmethod
+    def _names(connection: Any) -> dict[str, str]:
+        return {one.UUIDString(): one.name() for one in connection.listAllDomains(3)}
+
+    def _ram(self, found: domain.Domain) -> str:
+        return str(self.pool.image_path(storage.image_name(found.uuid, 'ram')))
 
     def _qmp(self, _found: domain.Domain, command: str, **_words: Any) -> None:
         self._do(command)
@@ -72,21 +88,22 @@ class WarmServersTestCase(test_ram.RamTestCase):
     def _do(self, what: str) -> None:
         self.done.append(what)
 
-    def make(self, asked: str = 'true', task: str = task_states.IMAGE_SNAPSHOT) -> None:
+    def make(
+        self,
+        asked: str = 'true',
+        task: str = task_states.IMAGE_SNAPSHOT,
+        image_id: str = WARM_IMAGE,
+    ) -> None:
         """As Nova's manager has the driver do it."""
-        self.glance.images.setdefault(
-            WARM_IMAGE,
-            copy.deepcopy(self.glance.images[base.IMAGE]) | {'id': WARM_IMAGE, 'name': 'warm'},
-        )
-        self.glance.images[WARM_IMAGE]['properties']['pcow_warm'] = asked
+        made = copy.deepcopy(self.glance.images[base.IMAGE]) | {'id': image_id, 'name': 'warm'}
+        self.glance.images.setdefault(image_id, made)['properties'][warm.PROPERTY] = asked
         instance = self.instance(self.parent)
         instance.task_state = task
-        self.driver.snapshot(self.context(), instance, WARM_IMAGE, mock.Mock())
+        self.driver.snapshot(self.context(), instance, image_id, mock.Mock())
 
     def context(self) -> Any:
         """Of a user of the server's project."""
-        project = self.instance(self.parent).project_id
-        return nova_context.RequestContext('u', project, is_admin=True)
+        return nova_context.RequestContext('u', self.project, is_admin=True)
 
     def create(self, flavor: str | None = None, **arguments: Any) -> Any:
         return self._create_server(
@@ -94,6 +111,11 @@ class WarmServersTestCase(test_ram.RamTestCase):
             flavor_id=flavor or self.flavor,
             **({'networks': 'none'} | arguments),
         )
+
+    def create_with(self, **values: Any) -> Any:
+        body = self._build_server(image_uuid=WARM_IMAGE, flavor_id=self.flavor, networks='none')
+        server = self.api.post_server({'server': body | values})
+        return self._wait_for_state_change(server, 'ACTIVE')
 
     def check_warm(self, server: Any) -> None:
         for role in ('root', 'ram'):
@@ -150,14 +172,14 @@ class WarmImageTest(WarmServersTestCase):
         self.assertEqual([], warm_records.find())
 
     def test_limit(self) -> None:
-        """A tenant deletes an image, and has it made anew at once."""
+        """A tenant deletes an image, and has another one made at once."""
         self.make()
-        error = self.assertRaises(nova_exception.InternalError, self.make)
+        error = self.assertRaises(nova_exception.InternalError, self.make, image_id=OTHER_IMAGE)
         self.assertIn('no more are allowed', str(error))
         self.assertEqual([_CHECKPOINT], self.snapshots(self.parent)['ram'])
         del self.glance.images[WARM_IMAGE]
-        self.make()
-        self.assertEqual([_CHECKPOINT], self.snapshots(self.parent)['ram'])
+        self.make(image_id=OTHER_IMAGE)
+        self.assertEqual([f'nova-warm-{OTHER_IMAGE}'], self.snapshots(self.parent)['ram'])
 
     def test_service_that_was_killed(self) -> None:
         """While it uploaded."""
@@ -177,11 +199,11 @@ class WarmImageTest(WarmServersTestCase):
     def test_images_that_are_deleted(self) -> None:
         """The service asks Glance, if it would see the image there."""
         self.make()
-        del self.glance.images[WARM_IMAGE]
+        found = self.glance.images.pop(WARM_IMAGE)
         with mock.patch.object(warm_driver, '_service_context', return_value=self.context()):
             self.driver.manage_image_cache(self.context(), [])
             self.assertEqual(1, len(warm_records.find()))  # it never has
-        self.make()
+        self.glance.images[WARM_IMAGE] = found
         record = warm_records.get(WARM_IMAGE)
         assert record is not None
         warm_records.put(dataclasses.replace(record, is_seen=True))
@@ -223,7 +245,7 @@ class WarmServerTest(WarmServersTestCase):
 
     def test_what_boots(self) -> None:
         """From what is in Glance, and the events say why."""
-        self.check_boots(self.create(user_data='eA=='), 'user data or a key pair')
+        self.check_boots(self.create_with(user_data='eA=='), 'user data or a key pair')
         record = warm_records.get(WARM_IMAGE)
         assert record is not None
         warm_records.put(dataclasses.replace(record, project='q'))
@@ -245,19 +267,22 @@ class WarmServerTest(WarmServersTestCase):
         self.assertEqual({}, self.driver._warm)
 
     def test_parent_that_is_deleted(self) -> None:
-        claimed = self.reserved()
-        self._delete_server(self.parent)
-        instance = objects.Instance.get_by_uuid(
-            nova_context.get_admin_context(read_deleted='yes'), self.parent['id']
-        )
-        self.assertTrue(instance.cleaned)  # Nova does not ask again
+        claimed, delete = self.reserved(), self.driver.delete_instance_files
+        answers: list[bool] = []
+        with mock.patch.object(
+            self.driver,
+            'delete_instance_files',
+            side_effect=lambda instance: answers.append(delete(instance)) or answers[-1],
+        ):
+            self._delete_server(self.parent)
+        self.assertEqual([True], answers)  # Nova does not ask again
         self.assertEqual(2, len(self.images()))
         self.assertGreater(self.reserved(), claimed)  # placement has no claim of it now
         server = self.create()
         self.check_warm(server)
         self._delete_server(server)
         del self.glance.images[WARM_IMAGE]
-        self.driver._drop_deleted(self.context(), self.context().project_id)
+        self.driver._drop_deleted(self.context(), self.project)
         self.assertEqual([], self.images())
 
     def reserved(self) -> int:
