@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import dataclasses
 import os
 from typing import Any
 
@@ -83,7 +82,7 @@ class DeletionLibvirtDriver(resize_driver.ResizeLibvirtDriver):
         found = warm_records.of_server(uuid)
         for record in found:
             if not record.is_orphaned:
-                warm_records.put(dataclasses.replace(record, is_orphaned=True))
+                warm_records.change(record.image, is_orphaned=True)
         return frozenset(item.role for item in storage.find(uuid)) if found else frozenset()
 
     @staticmethod

@@ -64,10 +64,6 @@ class Start:
     boot_instead: Callable[[], object]  # gives it images to boot from
 
 
-def _lock(image_id: str) -> contextlib.AbstractContextManager[None]:
-    return locks.lock(f'warm-{image_id}')
-
-
 # ---- taking --------------------------------------------------------------------------------------
 
 
@@ -158,31 +154,42 @@ def _check_interfaces(xml: str) -> None:
 
 
 @contextlib.contextmanager
-def taken(found: domain.Domain, record: warm_records.Record) -> Iterator[warm_records.Record]:
-    """A checkpoint of a server and what this host knows of it, without a checksum; if the context
-    fails, neither stays.
+def taken(
+    found: domain.Domain, record: warm_records.Record, undo: Callable[[str], None]
+) -> Iterator[str]:
+    """A checkpoint of a server, and what this host knows of it; it counts when it is
+    :func:`complete`.
 
-    :raises NoRoom: the operator's limits have no room for what the guest can then write once more
+    :param undo: called with the ID of the image if something fails, and has neither stay
+    :return: its name
+    :raises WarmRefused: the operator allows no more of the project
+    :raises NoRoom: his limits have no room for what the guest can then write once more
     :raises QmpFailed: QEMU cannot, and says why
     """
-    warm_records.put(record)
+    with locks.lock('warm'):  # two at once are counted one after the other
+        check_allowed(record.project)
+        warm_records.put(record)
     try:
         checkpoint.take(found, record.checkpoint)
-        record = dataclasses.replace(record, members=_members(record))
-        warm_records.put(record)
-        yield record
+        warm_records.change(record.image, members=_members(record))
+        yield record.checkpoint
     except BaseException:
         with interrupt.clearing_up():
-            _take_back(found, record)
+            undo(record.image)
         raise
 
 
-def _take_back(found: domain.Domain, record: warm_records.Record) -> None:
-    try:
-        with domain.errors():
-            remove(record, found)
-    except exception.PcowError as e:  # the service begins with it when it is started
-        LOG.error('What was made for a warm image stays for now: %s', e)
+def complete(image_id: str, *, checksum: str, is_seen: bool) -> None:
+    """The image is in Glance, and servers may begin with it.
+
+    :param checksum: of it, as Glance says
+    :param is_seen: whether Glance tells the service of it
+    :raises WarmRefused: it was given up meanwhile
+    """
+    if not checksum:
+        raise WarmRefused(reason='Glance has no checksum of the image')
+    if warm_records.change(image_id, checksum=checksum, is_seen=is_seen) is None:
+        raise WarmRefused(reason='its checkpoint was removed while the image was made')
 
 
 def _members(record: warm_records.Record) -> dict[str, warm_records.Member]:
@@ -280,7 +287,7 @@ def fork(record: warm_records.Record, uuid: str) -> list[str]:
     :raises PcowError: the pool has no room, or a scrub has found damage
     """
     made: list[str] = []
-    with _lock(record.image), contextlib.ExitStack() as undo:
+    with warm_records.lock(record.image), contextlib.ExitStack() as undo:
         if warm_records.get(record.image) is None:
             raise WarmUnfit(reason='its checkpoint has just been removed')
         undo.callback(storage.delete_made, _pool(record), made)
@@ -333,7 +340,7 @@ def remove(record: warm_records.Record, parent: domain.Domain | None) -> None:
     :param parent: None: it has no domain on this host
     :raises WarmStays: something stands on it, or it cannot be deleted now
     """
-    with _lock(record.image):
+    with warm_records.lock(record.image):
         standing = children(record)
         try:
             _remove(record, parent)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-import dataclasses
 import functools
 from typing import Any
 
@@ -76,20 +75,18 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         self._drop_deleted(context, instance.project_id)
         found = domain.Domain(self._host.get_connection(), instance.name)
         record = self._new_record(context, instance, image_id, found)
-        with warm.taken(found, record) as taken:
+        with warm.taken(found, record, self._undo) as taken:
             self._make_image(
                 context,
                 instance,
                 image_id,
                 update_task_state,
-                taken=taken.checkpoint,
-                **{warm.PROPERTY: taken.checkpoint},
+                taken=taken,
+                **{warm.PROPERTY: taken},
             )
             made = self._image_api.get(context, image_id)
-            warm_records.put(
-                dataclasses.replace(
-                    taken, checksum=storage.checksum(made), is_seen=self._is_seen(image_id)
-                )
+            warm.complete(
+                image_id, checksum=storage.checksum(made), is_seen=self._is_seen(image_id)
             )
 
     def _is_warm_asked(self, context: Any, instance: Any, image_id: str) -> bool:
@@ -109,7 +106,6 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         self, context: Any, instance: Any, image_id: str, found: domain.Domain
     ) -> warm_records.Record:
         """:raises WarmRefused:"""
-        warm.check_allowed(instance.project_id)
         if instance.image_meta.properties.get('os_require_quiesce', False):
             raise warm.WarmRefused(
                 reason=(
@@ -175,6 +171,16 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                     self._drop(record)
             elif record.is_seen and context is not None and self._is_deleted(context, record):
                 self._drop(record)
+
+    def _undo(self, image_id: str) -> None:
+        """Its parent may be deleted meanwhile."""
+        try:
+            record = warm_records.get(image_id)
+        except exception.PcowError as e:  # a service that begins looks again
+            LOG.error('What was made for a warm image stays for now: %s', e)
+            return
+        if record is not None:
+            self._drop(record)
 
     def _drop(self, record: warm_records.Record) -> None:
         try:

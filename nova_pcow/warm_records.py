@@ -10,14 +10,15 @@ Nothing of Nova is imported: pcowctl reads them, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import datetime
 import json
 import os
 from typing import Any
+import uuid as uuidlib
 
 from oslo_log import log as logging
-from oslo_utils import uuidutils
 
 from nova_pcow import reserved
 from pcow_driver.common import durable
@@ -103,7 +104,7 @@ def get(image: str) -> Record | None:
     :param image: ID of an image in Glance; anything else has no record
     :raises StateInvalid: it cannot be read
     """
-    if not uuidutils.is_uuid_like(image) or image != str(image).lower():
+    if not _is_id(image):
         return None
     source = path(image)
     try:
@@ -117,6 +118,31 @@ def get(image: str) -> Record | None:
     if found.image != image:
         raise exception.StateInvalid(path=source, reason=f'it is that of {found.image}')
     return found
+
+
+def _is_id(image: str) -> bool:
+    try:
+        return str(uuidlib.UUID(image)) == image
+    except (ValueError, AttributeError, TypeError):
+        return False
+
+
+def lock(image: str) -> contextlib.AbstractContextManager[None]:
+    """Held by who changes what is kept for an image."""
+    return locks.lock(f'warm-{image}')
+
+
+def change(image: str, **values: Any) -> Record | None:
+    """What a record is now; None: it has gone meanwhile.
+
+    :raises StateInvalid:
+    """
+    with lock(image):
+        found = get(image)
+        if found is not None:
+            found = dataclasses.replace(found, **values)
+            put(found)
+        return found
 
 
 def forget(image: str) -> None:

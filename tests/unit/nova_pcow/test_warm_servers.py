@@ -134,16 +134,6 @@ class WarmServersTestCase(test_ram.RamTestCase):
 
 
 class WarmImageTest(WarmServersTestCase):
-    def test_made(self) -> None:
-        self.make()
-        record = warm_records.get(WARM_IMAGE)
-        assert record is not None
-        self.assertTrue(record.is_complete)
-        self.assertEqual(self.parent['id'], record.server)
-        self.assertEqual({'root', 'ram'}, {*record.members})
-        self.assertEqual(_CHECKPOINT, self.glance.images[WARM_IMAGE]['properties'][warm.PROPERTY])
-        self.assertEqual({'root': [_CHECKPOINT], 'ram': [_CHECKPOINT]}, self.snapshots(self.parent))
-
     def test_what_asks_for_none(self) -> None:
         for asked, task in (
             ('false', task_states.IMAGE_SNAPSHOT),
@@ -174,12 +164,34 @@ class WarmImageTest(WarmServersTestCase):
     def test_limit(self) -> None:
         """A tenant deletes an image, and has another one made at once."""
         self.make()
+        self.check_made()
         error = self.assertRaises(nova_exception.InternalError, self.make, image_id=OTHER_IMAGE)
         self.assertIn('no more are allowed', str(error))
         self.assertEqual([_CHECKPOINT], self.snapshots(self.parent)['ram'])
         del self.glance.images[WARM_IMAGE]
         self.make(image_id=OTHER_IMAGE)
         self.assertEqual([f'nova-warm-{OTHER_IMAGE}'], self.snapshots(self.parent)['ram'])
+
+    def check_made(self) -> None:
+        record = warm_records.get(WARM_IMAGE)
+        assert record is not None
+        self.assertTrue(record.is_complete)
+        self.assertEqual(self.parent['id'], record.server)
+        self.assertEqual({'root', 'ram'}, {*record.members})
+        self.assertEqual(_CHECKPOINT, self.glance.images[WARM_IMAGE]['properties'][warm.PROPERTY])
+        self.assertEqual({'root': [_CHECKPOINT], 'ram': [_CHECKPOINT]}, self.snapshots(self.parent))
+
+    def test_parent_that_is_deleted_meanwhile(self) -> None:
+        def update(*_words: Any, **_more: Any) -> None:
+            self._delete_server(self.parent)
+            raise nova_exception.UnexpectedDeletingTaskStateError(
+                instance_uuid=self.parent['id'], expected={}, actual={}
+            )
+
+        with mock.patch.object(self.glance, 'update', side_effect=update):
+            self.assertRaises(nova_exception.UnexpectedDeletingTaskStateError, self.make)
+        self.assertEqual([], warm_records.find())
+        self.assertEqual([], self.images())
 
     def test_service_that_was_killed(self) -> None:
         """While it uploaded."""
@@ -230,11 +242,10 @@ class WarmServerTest(WarmServersTestCase):
         self.assertEqual({}, self.driver._warm)
         self._delete_server(server)
         self.assertEqual(2, len(self.images()))
-
-    def test_interfaces_come_before_it_runs(self) -> None:
+        self.done.clear()
+        # its interfaces are there before it runs
         self.create(networks=[{'uuid': nova_fixtures.NeutronFixture.network_1['id']}])
-        self.assertEqual([_REVERT, 'attach'], self.done[:2])
-        self.assertIn('resume', self.done)
+        self.assertEqual([_REVERT, 'attach', 'resume'], self.done[:3])
 
     def test_qemu_refuses(self) -> None:
         error = exception.QmpFailed(command=_REVERT, error_class='E', description='not so')
@@ -269,11 +280,12 @@ class WarmServerTest(WarmServersTestCase):
     def test_parent_that_is_deleted(self) -> None:
         claimed, delete = self.reserved(), self.driver.delete_instance_files
         answers: list[bool] = []
-        with mock.patch.object(
-            self.driver,
-            'delete_instance_files',
-            side_effect=lambda instance: answers.append(delete(instance)) or answers[-1],
-        ):
+
+        def deleted(instance: Any) -> bool:
+            answers.append(delete(instance))
+            return answers[-1]
+
+        with mock.patch.object(self.driver, 'delete_instance_files', side_effect=deleted):
             self._delete_server(self.parent)
         self.assertEqual([True], answers)  # Nova does not ask again
         self.assertEqual(2, len(self.images()))
