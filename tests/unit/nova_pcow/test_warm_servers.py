@@ -151,7 +151,15 @@ class WarmImageTest(WarmServersTestCase):
         self.assertEqual('false', self.glance.images[WARM_IMAGE]['properties'][warm.PROPERTY])
         self.assertEqual([], warm_records.find())
 
-    def test_upload_that_fails(self) -> None:
+    def test_what_fails(self) -> None:
+        error = exception.QmpFailed(command='c', error_class='E', description='no space')
+        with (
+            mock.patch('pcow_driver.vm.checkpoint.take', side_effect=error),
+            self.assertLogs('nova_pcow.warm_driver', 'WARNING') as log,
+        ):
+            self.assertRaises(nova_exception.InternalError, self.make)
+        self.assertIn('no space', log.output[0])
+        self.assertEqual([], warm_records.find())
         with mock.patch.object(
             self.glance,
             'update',
