@@ -22,6 +22,7 @@ from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
 from nova_pcow import suspension
 from nova_pcow import volume_driver
+from nova_pcow import warm
 from pcow_driver.virt import domain
 
 CONF = nova.conf.CONF
@@ -61,6 +62,9 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
             raise nova_exception.InvalidDiskFormat(disk_format=image_format)
         name = self._image_api.get(context, image_id)['name']
         metadata = self._create_snapshot_metadata(instance.image_meta, instance, image_format, name)
+        if warm.INHERITED in instance.system_metadata:
+            # Nova gives it what the server's own image says
+            properties.setdefault(warm.PROPERTY, 'false')
         metadata['properties'].update(properties)
         self._host.get_guest(instance)  # InstanceNotFound is told as it is
         update_task_state(task_state=task_states.IMAGE_PENDING_UPLOAD)

@@ -41,6 +41,8 @@ LOG = logging.getLogger(__name__)
 # A property of an image: true asks for it while the image is made; the service puts the name of the
 # checkpoint in its place, which nothing reads.
 PROPERTY = 'pcow_warm'
+# in the system metadata of an instance, where Nova keeps the properties of its image
+INHERITED = f'image_{PROPERTY}'
 _ROLES = (storage.RAM, storage.ROOT)  # without that of the RAM the other is a mere snapshot
 
 

@@ -35,8 +35,6 @@ from pcow_driver.virt import domain
 LOG = logging.getLogger(__name__)
 
 _ASKED = 'true'
-# in the system metadata of an instance, where Nova keeps the properties of its image
-_IMAGE_PROPERTY = f'image_{warm.PROPERTY}'
 _BEGUN = 'compute_pcow_warm'  # event of the action that creates a server
 _MADE = 'compute_pcow_warm_image'  # of the action that makes an image
 _TASKS = (task_states.IMAGE_SNAPSHOT_PENDING, task_states.IMAGE_SNAPSHOT)
@@ -55,9 +53,6 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
     def snapshot(self, context: Any, instance: Any, image_id: str, update_task_state: Any) -> None:
         if not self._is_warm_asked(context, instance, image_id):
             super().snapshot(context, instance, image_id, update_task_state)
-            if _IMAGE_PROPERTY in instance.system_metadata:
-                # inherited from the image of the server, of which this one is not
-                self._image_api.update(context, image_id, {'properties': {warm.PROPERTY: 'false'}})
             return
         self._host.get_guest(instance)  # InstanceNotFound is told as it is
         try:
@@ -96,7 +91,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         if not flavor_module.is_pcow(instance) or instance.task_state not in _TASKS:
             return False
         properties = self._image_api.get(context, image_id)['properties']
-        inherited = instance.system_metadata.get(_IMAGE_PROPERTY)
+        inherited = instance.system_metadata.get(warm.INHERITED)
         return (
             str(properties.get(warm.PROPERTY)).lower() == _ASKED
             and str(inherited).lower() != _ASKED
@@ -205,7 +200,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         try:
             record = warm_records.get(source.image.id)
             if record is None:
-                said = str(instance.system_metadata.get(_IMAGE_PROPERTY))
+                said = str(instance.system_metadata.get(warm.INHERITED))
                 if said.startswith(reserved.WARM_PREFIX):
                     raise warm.WarmUnfit(reason='this host has no checkpoint for its image')
                 return []
