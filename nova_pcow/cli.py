@@ -89,24 +89,23 @@ class ListWarm(lister.Lister):
         del parsed_args
         return (
             ('image', 'server', 'project', 'taken', 'state', 'images on it'),
-            [
-                (
-                    record.image,
-                    record.server,
-                    record.project,
-                    record.taken,
-                    _state(record),
-                    len(warm.children(record)),
-                )
-                for record in warm_records.find()
-            ],
+            [_row(record) for record in warm_records.find()],
         )
 
 
-def _state(record: warm_records.Record) -> str:
-    if not record.is_complete:
-        return 'in the making'
-    return 'parent deleted' if record.is_orphaned else 'ready'
+def _row(record: warm_records.Record) -> tuple[Any, ...]:
+    try:
+        standing: int | None = len(warm.children(record))
+    except exception.PcowError:  # nobody knows
+        standing = None
+    return (
+        record.image,
+        record.server,
+        record.project,
+        record.taken,
+        warm.condition(record),
+        '-' if standing is None else standing,
+    )
 
 
 class DeleteWarm(command.Command):

@@ -318,6 +318,20 @@ def _checked(record: warm_records.Record) -> list[storage.ServerImage]:
 # ---- the end -------------------------------------------------------------------------------------
 
 
+def condition(record: warm_records.Record) -> str:
+    """In words: whether servers can go on from it."""
+    try:
+        if record.is_complete:
+            _checked(record)
+    except WarmStays:
+        return 'pool not there'
+    except exception.PcowError:
+        return 'checkpoint gone'
+    if not record.is_complete:
+        return 'in the making'
+    return 'parent deleted' if record.is_orphaned else 'ready'
+
+
 def children(record: warm_records.Record) -> list[str]:
     """Names of images that stand on those of its parent."""
     names: set[str] = set()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 import json
 import time
 
@@ -15,6 +16,7 @@ from tools.lib.openstack_aio import servers
 from tools.lib.openstack_aio import settings as settings_module
 
 FLAVOR, OTHER = 'pcow.warm', 'pcow.warm-other'
+_BOOTED = 'PCOW-GUEST: root'  # what a guest says of its root then
 _RAM_MB, _OTHER_RAM_MB, _ROOT_GB = 192, 256, 2
 
 
@@ -68,6 +70,26 @@ class Warm:
         made.wait_alive(lambda _boot, _seconds: True)
         return made, active, time.monotonic() - begun
 
+    def check_goes_on(self, child: servers.Server, boot: str, seconds: int) -> None:
+        """Its guest never booted: it counts on from where its parent was at that second.
+
+        :raises ServerFailed:
+        """
+        now = child.wait_alive(lambda _boot, _seconds: True)
+        if _BOOTED in child.console() or now[0] != boot or now[1] < seconds:
+            raise servers.ServerFailed(
+                reason=f'{child.id} is at {now}, and its parent was at {(boot, seconds)}'
+            )
+        child.wait_alive(lambda one, later: one == boot and later > now[1] + 1)
+
+    def refused_resize(self, server: servers.Server) -> str:
+        """Why it gets no other size."""
+        with contextlib.suppress(exception.PcowError):  # if Nova has heard of it at once
+            server.act('resize', {'flavorRef': servers.find_flavor(self.api, OTHER)})
+        said = server.fault('resize')
+        server.wait_status('ACTIVE')
+        return said
+
     def generation(self, server: servers.Server) -> str:
         """The generation id that its QEMU shows to its guest."""
         text = self._machine.on_node(
@@ -91,7 +113,7 @@ class Warm:
             made = self.make(server, name)
         except AssertionError as e:
             return str(e)
-        raise exception.PcowError(reason=f'{made} was made of {server.id}')
+        raise servers.ServerFailed(reason=f'{made} was made of {server.id}')
 
     def kept(self) -> dict[str, str]:
         """State of each checkpoint that the host keeps, by the ID of its image."""

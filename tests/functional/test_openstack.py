@@ -283,7 +283,7 @@ class OpenStackTest(Case):
         boot, seconds = parent.wait_alive(lambda _boot, _seconds: True)
         image = on.make(parent, 'warm')
         child, active, heard = on.create('warm-child', image)
-        self._goes_on(child, boot, seconds)
+        on.check_goes_on(child, boot, seconds)
         self.assertNotEqual(on.generation(parent), on.generation(child))
         # neither knows of the other
         before = parent.wait_alive(lambda one, _seconds: one == boot)
@@ -312,16 +312,16 @@ class OpenStackTest(Case):
         self.assertNotEqual(boot, other.wait_alive(lambda _boot, _seconds: True)[0])
         self.assertIn('RAM on an image, and the checkpoint has', on.why_not(other))
         other.delete()
-        self.assertIn('has checkpoints of warm images', self._refused_resize(parent))
+        self.assertIn('has checkpoints of warm images', on.refused_resize(parent))
         first, _active, heard = on.create('warm-first', image)
         parent.act('reboot', {'type': 'HARD'})
         parent.wait_status('ACTIVE')
         parent.wait_alive(lambda one, _seconds: one != boot)
-        self._goes_on(first, boot, seconds + 1)
+        on.check_goes_on(first, boot, seconds + 1)
         parent.delete()
         self.assertEqual({image: 'parent deleted'}, on.kept())
         second, _active, again = on.create('warm-orphan', image)
-        self._goes_on(second, boot, seconds)
+        on.check_goes_on(second, boot, seconds)
         first.act('reboot', {'type': 'HARD'})
         first.wait_status('ACTIVE')
         first.wait_alive(lambda one, _seconds: one != boot)
@@ -338,23 +338,6 @@ class OpenStackTest(Case):
             f'request to the first output of the guest: {heard:.2f} s; parent deleted, '
             f'{again:.2f} s; one that boots {booted:.2f} s\n',
         )
-
-    def _goes_on(self, child: servers.Server, boot: str, seconds: int) -> None:
-        """Its guest never booted: it counts on from where its parent was at that second."""
-        self.assertIsNone(re.search('PCOW-GUEST: root', child.console()))
-        now = child.wait_alive(lambda _boot, _seconds: True)
-        self.assertEqual(boot, now[0])
-        self.assertGreaterEqual(now[1], seconds)
-        child.wait_alive(lambda one, later: one == boot and later > now[1] + 1)
-
-    def _refused_resize(self, server: servers.Server) -> str:
-        with contextlib.suppress(exception.PcowError):  # if Nova has heard of it at once
-            server.act(
-                'resize', {'flavorRef': servers.find_flavor(self.bed.api, openstack_warm.OTHER)}
-            )
-        said = server.fault('resize')
-        server.wait_status('ACTIVE')
-        return said
 
     def test_life_cycle_of_a_volume(self) -> None:
         cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)

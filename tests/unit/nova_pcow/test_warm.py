@@ -227,6 +227,21 @@ class ChildTest(WarmTestCase):
         self.assertFalse(os.path.lexists(self.path(_CHILD, 'ram')))
 
 
+class ConditionTest(WarmTestCase):
+    def test_conditions(self) -> None:
+        record = self.make()
+        self.assertEqual('ready', warm.condition(record))
+        for values, words in (
+            ({'checksum': ''}, 'in the making'),
+            ({'is_orphaned': True}, 'parent deleted'),
+            ({'pool': _OTHER}, 'pool not there'),
+        ):
+            changed: dict[str, Any] = values
+            self.assertEqual(words, warm.condition(dataclasses.replace(record, **changed)))
+        image.snapshot_delete(self.path(_PARENT, 'ram'), record.checkpoint)
+        self.assertEqual('checkpoint gone', warm.condition(record))
+
+
 class RemovalTest(WarmTestCase):
     def test_parent_that_is_off(self) -> None:
         record = self.make()
