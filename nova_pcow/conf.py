@@ -40,6 +40,15 @@ OPTS: list[cfg.Opt] = [
         'gets access to the sockets of volumes that servers without persistent memory have as '
         'disks.',
     ),
+    cfg.IntOpt(
+        'warm_images',
+        default=0,
+        min=0,
+        help='How many warm images a project may have on this host: images of running servers with '
+        'pcow:ram, from '
+        'which others go on in the midst of their run. Each keeps in the pool what its server had '
+        'in RAM and root, until the image is deleted and no server stands on it. 0: none.',
+    ),
     cfg.BoolOpt(
         'shelve_drops_data',
         default=False,

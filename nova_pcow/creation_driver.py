@@ -17,6 +17,7 @@ from nova_pcow import emulator
 from nova_pcow import errors
 from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
+from nova_pcow import leaving
 from nova_pcow import live_migration_driver
 from nova_pcow import ram
 from nova_pcow import rebuild as rebuild_module
@@ -77,7 +78,14 @@ class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
                 flavor_module.check_known(instance.flavor)
             if begins:
                 storage.check_none(instance.uuid)
-            made = self._create_images(context, instance, allocations, block_device_info)
+            made = self._create_images(
+                context,
+                instance,
+                allocations,
+                block_device_info,
+                may_be_warm=instance.vm_state == vm_states.BUILDING and not injected_files,
+            )
+            is_warm = instance.uuid in self._warm
             if instance.task_state == task_states.REBUILD_SPAWNING:
                 rebuild_module.keep_image(instance)
                 # a service that is killed from here on leaves the new root
@@ -87,13 +95,25 @@ class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
             except Exception:
                 with excutils.save_and_reraise_exception():
                     storage.discard(instance.uuid, made)  # Nova does not while libvirt is away
+            finally:
+                self._warm.pop(instance.uuid, None)
+        if is_warm:
+            # its clock stands where that of its parent did
+            self._host.get_guest(instance).sync_guest_time()
         rebuild_module.keep_image(instance)
 
     def _create_images(
-        self, context: Any, instance: Any, allocations: Any, block_device_info: Any = None
+        self,
+        context: Any,
+        instance: Any,
+        allocations: Any,
+        block_device_info: Any = None,
+        *,
+        may_be_warm: bool = False,
     ) -> list[str]:
         """The names of those that were not there.
 
+        :param may_be_warm: whether the server may go on from a checkpoint
         :raises PcowError:
         """
         wanted = flavor_module.of(instance)
@@ -102,7 +122,10 @@ class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
             return []
         source = self._checked_source(context, instance, wanted, block_device_info)
         pool = inventory.choose(self.provider_tree, self._host.get_hostname(), allocations, wanted)
-        return storage.create(instance.uuid, wanted, pool, source)
+        made: list[str] = []
+        if source is not None and may_be_warm and not storage.find(instance.uuid):
+            made = self._fork_warm(context, instance, wanted, pool, source)
+        return made or storage.create(instance.uuid, wanted, pool, source)
 
     def _checked_source(
         self, context: Any, instance: Any, wanted: flavor_module.PcowFlavor, block_device_info: Any
@@ -132,9 +155,10 @@ class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
             found = self._image_api.get(context, image_id)
         except nova_exception.ImageNotFound as e:
             raise exception.SourceRejected(path=f'image {image_id}', reason=str(e)) from e
-        checksum = found.get('os_hash_value') or found.get('checksum') or ''
         return storage.RootSource(
-            template_cache.SourceImage(image_id, checksum, str(found.get('disk_format'))),
+            template_cache.SourceImage(
+                image_id, storage.checksum(found), str(found.get('disk_format'))
+            ),
             lambda path: virt_images.fetch(context, image_id, path, instance.trusted_certs),
         )
 
@@ -169,6 +193,7 @@ class CreationLibvirtDriver(live_migration_driver.LiveMigrationLibvirtDriver):
                                 'rebuild: leave preserve_ephemeral out'
                             )
                         )
+                    leaving.check_no_warm_images(instance.uuid)
                     allocations = self._lost_claims.check(context, instance, allocations)
                     wanted = flavor_module.of(instance)
                     self._emulator.path()

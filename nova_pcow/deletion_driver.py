@@ -23,6 +23,7 @@ from nova_pcow import live_migration
 from nova_pcow import notes
 from nova_pcow import resize_driver
 from nova_pcow import storage
+from nova_pcow import warm_records
 from pcow_driver.common import exception
 from pcow_driver.virt import domain
 
@@ -54,7 +55,8 @@ class DeletionLibvirtDriver(resize_driver.ResizeLibvirtDriver):
 
     def delete_instance_files(self, instance: Any) -> bool:
         kept = self._kept.get(instance.uuid, frozenset())
-        images_are_gone = storage.delete(instance.uuid, keep=kept) and not kept
+        images_are_gone = storage.delete(instance.uuid, keep=kept | self._orphan(instance.uuid))
+        images_are_gone &= not kept
         if (
             not (images_are_gone or kept)
             and flavor_module.is_pcow(instance)
@@ -73,6 +75,15 @@ class DeletionLibvirtDriver(resize_driver.ResizeLibvirtDriver):
             notes.forget(*kinds, uuid=instance.uuid)
         # what Nova notes by the answer is of servers that end
         return files_are_gone and images_are_gone and instance.task_state != task_states.MIGRATING
+
+    @staticmethod
+    def _orphan(uuid: str) -> frozenset[str]:
+        """Roles of images that outlive a server, because warm images are made of it."""
+        found = warm_records.of_server(uuid)
+        for record in found:
+            if not record.is_orphaned:
+                warm_records.change(record.image, is_orphaned=True)
+        return frozenset(item.role for item in storage.find(uuid)) if found else frozenset()
 
     @staticmethod
     def _was_cut_short(uuid: str) -> bool:

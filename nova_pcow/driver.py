@@ -50,6 +50,7 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
         except exception.PcowError as e:
             LOG.error('Servers with persistent memory will not start: %s', e)
         self._delete_leftovers()
+        self._drop_warm_leftovers(begins=True)
         self._interrupted = suspension.settle(self._host, suspension.interrupted(host))
 
     def update_provider_tree(
@@ -77,6 +78,7 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
 
     def manage_image_cache(self, context: Any, all_instances: Any) -> None:
         super().manage_image_cache(context, all_instances)
+        self._drop_warm_leftovers()
         self._delete_leftovers()  # first: templates that nothing stands on age
         if CONF.image_cache.remove_unused_base_images:
             for pool in inventory.pools():

@@ -5,6 +5,7 @@ compute node.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Mapping
 import dataclasses
 import time
@@ -14,6 +15,7 @@ from oslo_log import log as logging
 
 from nova_pcow import conf
 from nova_pcow import flavor as flavor_module
+from nova_pcow import warm_records
 from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.common import units
@@ -32,6 +34,7 @@ NO_LIMIT_RATIO = 10000.0  # placement knows no ratio without limit
 SLACK = 1
 QUIET = 60.0  # seconds without a change, after which it is told to the MiB
 _MAX_UNIT = 2**31 - 1
+_UUID_LENGTH = 36
 
 
 class PlacementMismatch(exception.PcowError):
@@ -113,7 +116,8 @@ def offer(
     if settings.overcommit:
         # in this order: of a server that comes meanwhile more counts as provisioned, and not less,
         # than it claims
-        claimed = sum(_claimed(pool, item) for item in pool.listed())
+        orphaned = warm_records.orphaned()
+        claimed = sum(_claimed(pool, item, orphaned) for item in pool.listed())
         reserved = min(-(-pool.account().reserved_beside(claimed) // units.MIB), total)
         if quiet is None or not quiet.lasts(pool.uuid, reserved):
             reserved = _settled(reserved, total, told)
@@ -152,11 +156,17 @@ def _settled(reserved: int, total: int, told: Mapping[str, Any] | None) -> int:
     return min(reserved + slack // 2, total)
 
 
-def _claimed(pool: pool_module.Pool, item: bases.ListedImage) -> int:
+def _claimed(
+    pool: pool_module.Pool, item: bases.ListedImage, orphaned: Collection[str] = ()
+) -> int:
     """Bytes that a server claims of what is provisioned for its image: the virtual size without the
     DAX info block, which RAM has not. Also if it cannot be read: the server is there.
+
+    :param orphaned: UUIDs of those that are not, and claim nothing
     """
     if not item.name.startswith(names.SERVER_PREFIX):
+        return 0
+    if item.name.removeprefix(names.SERVER_PREFIX)[:_UUID_LENGTH] in orphaned:
         return 0
     if item.summary is None:
         size = pool.known_size(item.name)

@@ -16,6 +16,7 @@ from nova_pcow import flavor as flavor_module
 from nova_pcow import inventory
 from nova_pcow import ram
 from nova_pcow import storage
+from nova_pcow import warm_records
 
 
 def check(instance: Any) -> None:
@@ -29,11 +30,28 @@ def check(instance: Any) -> None:
     if instance.task_state == task_states.SHELVING_OFFLOADING:
         storage.check_deletable(instance.uuid)
     if instance.task_state in (task_states.SHELVING, task_states.SHELVING_OFFLOADING):
+        check_no_warm_images(instance.uuid)
         if not conf.CONF.nova_pcow.shelve_drops_data:
             _check_no_data(instance, 'set [nova_pcow] shelve_drops_data to shelve it without')
     elif instance.task_state == task_states.RESIZE_MIGRATING and _goes_to_another_cell(instance):
         _check_no_data(instance, 'resize it in its own cell')
         ram.check_no_checkpoints(instance.uuid)
+
+
+def check_no_warm_images(uuid: str) -> None:
+    """Make sure that no image of Glance's stands for a checkpoint in the images of a server.
+
+    :raises ServerStorageError:
+    """
+    found = [record.image for record in warm_records.of_server(uuid)]
+    if found:
+        raise storage.ServerStorageError(
+            reason=(
+                f'the server is the parent of warm images ({", ".join(found)}), whose checkpoints '
+                f'would be lost with what it has: delete those images, then have the host give the '
+                f'checkpoints up (pcowctl server delete-warm)'
+            )
+        )
 
 
 def _check_no_data(instance: Any, way_out: str) -> None:

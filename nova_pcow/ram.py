@@ -174,6 +174,16 @@ def check_no_checkpoints(uuid: str) -> None:
     there = [
         one.name for one in snapshots if tree.is_checkpoint(one) and one.name != reserved.SUSPENDED
     ]
+    warm = [name for name in there if name.startswith(reserved.WARM_PREFIX)]
+    if warm:
+        raise RamRefused(
+            reason=(
+                f'the server has checkpoints of warm images '
+                f'({", ".join(name.removeprefix(reserved.WARM_PREFIX) for name in warm)}), and '
+                f'none could go on with another size or on another host: delete those images, then '
+                f'have its host give the checkpoints up (pcowctl server delete-warm)'
+            )
+        )
     if there:
         raise RamRefused(
             reason=(

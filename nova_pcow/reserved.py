@@ -11,3 +11,5 @@ SENT = f'{PREFIX}sent'
 # what a suspended server resumes from; libvirt knows it as well
 SUSPENDED = f'{PREFIX}suspended'
 UPLOAD_PREFIX = f'{PREFIX}image-'  # while it is made an image of Glance's
+# -ID of an image of Glance's: the checkpoint that it stands for
+WARM_PREFIX = f'{PREFIX}warm-'

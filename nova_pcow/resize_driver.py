@@ -24,14 +24,14 @@ from nova_pcow import migration as migration_module
 from nova_pcow import notes
 from nova_pcow import ram
 from nova_pcow import shared
-from nova_pcow import snapshot_driver
 from nova_pcow import storage
+from nova_pcow import warm_driver
 from pcow_driver.common import units
 
 LOG = logging.getLogger(__name__)
 
 
-class ResizeLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
+class ResizeLibvirtDriver(warm_driver.WarmLibvirtDriver):
     """See :mod:`nova_pcow.resize_driver`."""
 
     def _mark_or_send(

@@ -22,6 +22,7 @@ from nova_pcow import snapshot as snapshot_module
 from nova_pcow import storage
 from nova_pcow import suspension
 from nova_pcow import volume_driver
+from nova_pcow import warm
 from pcow_driver.virt import domain
 
 CONF = nova.conf.CONF
@@ -39,11 +40,32 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         if not flavor_module.is_pcow(instance) or not flavor_module.of(instance).root:
             super().snapshot(context, instance, image_id, update_task_state)
             return
+        self._make_image(context, instance, image_id, update_task_state)
+
+    def _make_image(
+        self,
+        context: Any,
+        instance: Any,
+        image_id: str,
+        update_task_state: Any,
+        *,
+        taken: str | None = None,
+        **properties: str,
+    ) -> None:
+        """Upload what its root holds as an image.
+
+        :param taken: snapshot of the root that it is; None: of this moment
+        :param properties: of the image, beside those that Nova gives it
+        """
         image_format = CONF.libvirt.snapshot_image_format or snapshot_module.FORMATS[0]
         if image_format not in snapshot_module.FORMATS:
             raise nova_exception.InvalidDiskFormat(disk_format=image_format)
         name = self._image_api.get(context, image_id)['name']
         metadata = self._create_snapshot_metadata(instance.image_meta, instance, image_format, name)
+        if warm.INHERITED in instance.system_metadata:
+            # Nova gives it what the server's own image says
+            properties.setdefault(warm.PROPERTY, 'false')
+        metadata['properties'].update(properties)
         self._host.get_guest(instance)  # InstanceNotFound is told as it is
         update_task_state(task_state=task_states.IMAGE_PENDING_UPLOAD)
         fileutils.ensure_tree(CONF.libvirt.snapshots_directory)
@@ -53,11 +75,10 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
         ):
             target = os.path.join(directory, image_id)
             root = storage.root(instance.uuid)
-            with snapshot_module.frozen(
-                domain.Domain(self._host.get_connection(), instance.name),
-                root.path,
-                image_id,
-                quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False)),
+            with (
+                contextlib.nullcontext(taken)
+                if taken is not None
+                else self._frozen(instance, root.path, image_id)
             ) as frozen:
                 # an image says what its QEMU likes, and so does a snapshot in it
                 window = storage.window(instance.uuid, root, flavor_module.of(instance), frozen)
@@ -68,6 +89,16 @@ class SnapshotLibvirtDriver(volume_driver.VolumeLibvirtDriver):
             )
             with open(target, 'rb') as f:
                 self._image_api.update(context, image_id, metadata, f)
+
+    def _frozen(
+        self, instance: Any, path: str, image_id: str
+    ) -> contextlib.AbstractContextManager[str | None]:
+        return snapshot_module.frozen(
+            domain.Domain(self._host.get_connection(), instance.name),
+            path,
+            image_id,
+            quiesce=bool(instance.image_meta.properties.get('os_require_quiesce', False)),
+        )
 
     def suspend(self, context: Any, instance: Any) -> None:
         if not flavor_module.has_memory(instance):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import json
 import os
 import re
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -92,6 +94,11 @@ class ServerImage:
         return image.info(self.path, force_share=True).virtual_size
 
 
+def checksum(found: Mapping[str, Any]) -> str:
+    """Of an image's data, as Glance says it; empty: it does not."""
+    return str(found.get('os_hash_value') or found.get('checksum') or '')
+
+
 def data_role(number: int) -> str:
     return f'data{number}'
 
@@ -143,7 +150,7 @@ def create(
     missing = missing_roles(uuid, wanted)
     made: list[str] = []
     with contextlib.ExitStack() as undo:
-        undo.callback(_delete_made, pool, made)
+        undo.callback(delete_made, pool, made)
         if ROOT in missing:
             if source is None or wanted.root_size is None:
                 raise ServerImpossible(reason='a root in persistent memory needs an image')
@@ -161,7 +168,8 @@ def create(
     return made
 
 
-def _delete_made(pool: pool_module.Pool, made: list[str]) -> None:
+def delete_made(pool: pool_module.Pool, made: list[str]) -> None:
+    """Of a server that cannot be created."""
     for name in made:
         try:
             pool.delete_image(name, force=True)

@@ -55,6 +55,7 @@ _NO_FILE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 # name.
 _ORDER = (
     'protected',
+    'warm',
     'vm',
     'export',
     'disk',

@@ -173,6 +173,20 @@ class Domain:
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
         return str(self._domain.XMLDesc(flags))
 
+    def running_xml(self) -> str:
+        """XML of what runs, without the passwords that are in it."""
+        return str(self._domain.XMLDesc(0))
+
+    def attach(self, xml: str) -> None:
+        """Give it a device, which it has at its next start, too.
+
+        :param xml: of the device
+        """
+        libvirt = _import('libvirt')
+        self._domain.attachDeviceFlags(
+            xml, libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
+        )
+
     def active(self) -> bool:
         """Whether a QEMU exists for it, running or paused."""
         return bool(self._domain.isActive())

@@ -12,6 +12,7 @@ from pcow_driver.virt import disk_xml
 from tests.functional import long
 from tests.functional import openstack_bed
 from tests.functional import openstack_volumes
+from tests.functional import openstack_warm
 from tests.functional import server_session
 from tests.functional import volume_session
 from tools.lib.openstack_aio import failures
@@ -274,6 +275,69 @@ class OpenStackTest(Case):
         self._create_ram_flavor()
         life = life_cycle.LifeCycle(self.bed.api, two_nodes=False, flavor=RAM_FLAVOR)
         self._run_rows(life, RAM_ROWS, (), 'openstack-ram.txt')
+
+    def test_warm_images(self) -> None:
+        """A server that goes on where another one was, and beside it."""
+        on = openstack_warm.Warm(self.bed.settings, self.bed.shell)
+        parent = on.parent()
+        boot, seconds = parent.wait_alive(lambda _boot, _seconds: True)
+        image = on.make(parent, 'warm')
+        child, active, heard = on.create('warm-child', image)
+        on.check_goes_on(child, boot, seconds)
+        self.assertNotEqual(on.generation(parent), on.generation(child))
+        # neither knows of the other
+        before = parent.wait_alive(lambda one, _seconds: one == boot)
+        parent.wait_alive(lambda one, now: one == boot and now > before[1] + 1)
+        with self.assertRaisesRegex(AssertionError, 'what stands on it is server-'):
+            self.bed.shell(f'pcowctl server delete-warm {image}')
+        child.delete()
+        parent.delete()
+        on.delete_image(image)
+        self.assertEqual({image: 'parent deleted'}, on.kept())
+        self.bed.shell(f'pcowctl server delete-warm {image}')
+        self.assertEqual([], self.bed.pool_images())
+        openstack_bed.report(
+            'openstack-warm.txt',
+            f'request to ACTIVE {active:.2f} s, to the first output of the guest {heard:.2f} s\n',
+        )
+
+    @long.only_long
+    def test_warm_image_whose_parent_is_no_more(self) -> None:
+        on = openstack_warm.Warm(self.bed.settings, self.bed.shell)
+        parent = on.parent()
+        boot, seconds = parent.wait_alive(lambda _boot, _seconds: True)
+        image = on.make(parent, 'warm')
+        self.assertIn('no more are allowed', on.refusal(parent, 'another'))
+        other, _active, booted = on.create('warm-other', image, openstack_warm.OTHER)
+        self.assertNotEqual(boot, other.wait_alive(lambda _boot, _seconds: True)[0])
+        self.assertIn('RAM on an image, and the checkpoint has', on.why_not(other))
+        other.delete()
+        self.assertIn('has checkpoints of warm images', on.refused_resize(parent))
+        first, _active, heard = on.create('warm-first', image)
+        parent.act('reboot', {'type': 'HARD'})
+        parent.wait_status('ACTIVE')
+        parent.wait_alive(lambda one, _seconds: one != boot)
+        on.check_goes_on(first, boot, seconds + 1)
+        parent.delete()
+        self.assertEqual({image: 'parent deleted'}, on.kept())
+        second, _active, again = on.create('warm-orphan', image)
+        on.check_goes_on(second, boot, seconds)
+        first.act('reboot', {'type': 'HARD'})
+        first.wait_status('ACTIVE')
+        first.wait_alive(lambda one, _seconds: one != boot)
+        for child in (first, second):
+            child.delete()
+        self.assertEqual(2, len(self.bed.pool_images()))
+        on.delete_image(image)
+        # a service that begins finds what nobody needs any more
+        self.bed.hosts.restart_compute()
+        servers.wait('end of the checkpoint', lambda: True if not on.kept() else None)
+        self.assertEqual([], self.bed.pool_images())
+        openstack_bed.report(
+            'openstack-warm-long.txt',
+            f'request to the first output of the guest: {heard:.2f} s; parent deleted, '
+            f'{again:.2f} s; one that boots {booted:.2f} s\n',
+        )
 
     def test_life_cycle_of_a_volume(self) -> None:
         cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)

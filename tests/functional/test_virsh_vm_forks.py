@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """pcowctl vm fork on a running guest, through libvirt: each child checks its own memory."""
 
+from collections.abc import Iterator
 import json
 import os
 import time
+from typing import Any
 import xml.etree.ElementTree as ET
 
+from pcow_driver.virt import fork_xml
 from tests.functional import images
 from tests.functional import libvirt_vm
 from tests.functional import test_virsh_checkpoints
+
+_ETHERNET = 0x0200  # class of a PCI device
+_INTERFACE = "<interface type='user'><model type='virtio'/></interface>"
 
 
 class ForkTest(test_virsh_checkpoints.CheckpointTestCase):
@@ -108,6 +114,70 @@ class ForkTest(test_virsh_checkpoints.CheckpointTestCase):
             self.assertIn(said, self.vm_fails('fork', guest.name, *words))
         self.assertEqual(domains, self.host.virsh('list', '--all', '--name'))
         self.assertEqual(before, sorted(path.name for path in guest.image.parent.iterdir()))
+
+    def test_new_interface(self) -> None:
+        """As Nova begins a server with a warm image: the child has gone back, and has not run, when
+        its interface comes, which its guest then finds.
+        """
+        guest = self.guest('alone', ram=True)
+        self._add_port(guest.name)
+        guest.start()
+        guest.mark('warm')
+        self.vm('checkpoint', guest.name, 'warm')
+        child, paths = 'child', {}
+        for path in (guest.ram, guest.image):
+            made = path.with_stem(f'{path.stem}-{child}')
+            self.host.place.pcowctl('image', 'fork', str(path), 'warm', made.stem)
+            paths[str(path)] = str(made)
+        xml = self.host.directory / 'child.xml'
+        definition = self.host.virsh('dumpxml', '--inactive', guest.name)
+        xml.write_text(fork_xml.fork(definition, child, paths))
+        self.host.virsh('define', xml)
+        self.addCleanup(self._remove, child)
+        self.host.virsh('start', '--paused', child)
+        self.host.virsh(
+            'qemu-monitor-command', child, json.dumps({'execute': 'pcow-checkpoint-revert'})
+        )
+        interface = self.host.directory / 'interface.xml'
+        interface.write_text(_INTERFACE)
+        self.host.virsh('attach-device', child, interface, '--live', '--config')
+        self.assertFalse(self._is_configured(child))
+        self.host.virsh('resume', child)
+        self.assertEqual('warm', self.report(child).mark)
+        limit = time.monotonic() + libvirt_vm.ANSWER_SECONDS
+        while not self._is_configured(child):
+            self.assertLess(time.monotonic(), limit, 'its guest does not see the interface')
+            time.sleep(0.1)
+        self.assert_goes_on(guest, 'warm')
+
+    def _add_port(self, name: str) -> None:
+        """To which a q35 can have something attached."""
+        root = ET.fromstring(self.host.virsh('dumpxml', '--inactive', name))
+        devices = root.find('devices')
+        assert devices is not None
+        ET.SubElement(devices, 'controller', {'type': 'pci', 'model': 'pcie-root-port'})
+        path = self.host.directory / 'port.xml'
+        path.write_text(ET.tostring(root, encoding='unicode'))
+        self.host.virsh('define', path)
+
+    def _is_configured(self, name: str) -> bool:
+        """Whether its guest has given the interface an address, as it does with what it finds."""
+        request = json.dumps({'execute': 'query-pci'})
+        found = json.loads(self.host.virsh('qemu-monitor-command', name, request))['return']
+        return any(
+            region.get('address', -1) not in (-1, 0)
+            for item in self._devices(found)
+            if item['class_info']['class'] == _ETHERNET
+            for region in item['regions']
+        )
+
+    def _devices(self, buses: list[Any]) -> Iterator[Any]:
+        for bus in buses:
+            for item in bus['devices']:
+                yield item
+                yield from self._devices(
+                    [{'devices': item.get('pci_bridge', {}).get('devices', [])}]
+                )
 
     def test_guest_that_would_not_learn_of_it(self) -> None:
         guest = self.guest('plain', ram=True)

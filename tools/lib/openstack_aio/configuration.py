@@ -13,6 +13,7 @@ from tools.lib.openstack_aio import pools
 from tools.lib.openstack_aio import settings as settings_module
 
 Sections = dict[str, dict[str, object]]
+_WARM_IMAGES = 1  # of a project on a node
 
 
 def to_ini(sections: Mapping[str, Mapping[str, object]]) -> str:
@@ -235,7 +236,7 @@ class Configuration:
             'vif_plug_ovs_privileged': privileged,
             'privsep_osbrick': privileged,
             'pcow': pools.configuration(settings, node),
-            'nova_pcow': {'pools': pools.NOVA},
+            'nova_pcow': {'pools': pools.NOVA, 'warm_images': _WARM_IMAGES},
             'oslo_messaging_rabbit': {'rabbit_quorum_queue': False},
             'keystone_authtoken': self._token_check('nova'),
             'placement': self._client('placement'),

@@ -165,7 +165,7 @@ class Hosts:
         """Have placement told now, not within a minute, that the pool of the first node takes
         servers.
         """
-        self._restart_compute()
+        self.restart_compute()
         servers.wait('offer of the pool', lambda: True if self._offers_pool() else None)
 
     def _offers_pool(self) -> bool:
@@ -191,13 +191,13 @@ class Hosts:
         before = path.read_text()
         path.write_text(before.replace(f'[{group}]\n', f'[{group}]\n{name} = {value}\n', 1))
         try:
-            self._restart_compute()
+            self.restart_compute()
             yield
         finally:
             path.write_text(before)
-            self._restart_compute()
+            self.restart_compute()
 
-    def _restart_compute(self) -> None:
+    def restart_compute(self) -> None:
         """What is asked of it before it is ready waits in its queue."""
         self._machine.kill_and_start('nova-compute', 'Determined node identity')
 

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warm images, as far as the host's record and the images of the parent have them: QEMU alone makes
+the checkpoint, and none runs here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+from unittest import mock
+
+from nova_pcow import conf as nova_conf
+from nova_pcow import flavor
+from nova_pcow import storage
+from nova_pcow import warm
+from nova_pcow import warm_client
+from nova_pcow import warm_records
+from pcow_driver.common import exception
+from pcow_driver.common import units
+from pcow_driver.images import image
+from pcow_driver.pools import device
+from pcow_driver.pools import registry
+from tests.unit.nova_pcow import checkpoints
+from tests.unit.pcow_driver import base
+
+_PARENT = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+_CHILD = '6b2f5ad0-2a9c-4c6f-a2a5-8f3f0f0c7d22'
+_IMAGE = 'dd11041e-a08b-42c9-8e28-262bd55d0b0e'
+_OTHER = 'ee11041e-a08b-42c9-8e28-262bd55d0b0e'
+_MIB = 64
+_FLAVOR = flavor.PcowFlavor('f', _MIB * units.MIB, (), frozenset(), ram_size=_MIB * units.MIB)
+
+
+class WarmTestCase(base.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        for name, value in (('pools', ['fast']), ('warm_images', 1)):
+            nova_conf.CONF.set_override(name, value, 'nova_pcow')
+            self.addCleanup(nova_conf.CONF.clear_override, name, 'nova_pcow')
+        self.pool = registry.PoolRegistry().create('fast', str(self.directory / 'fast'))
+        device.create(self.pool, storage.image_name(_PARENT, 'root'), _MIB * units.MIB)
+        self.pool.create_image(storage.image_name(_PARENT, 'ram'), size=_MIB * units.MIB)
+        self.checkpoints = self.useFixture(checkpoints.Checkpoints())
+
+    def record(self, image_id: str = _IMAGE, **values: Any) -> warm_records.Record:
+        return warm_records.Record(
+            **{
+                'image': image_id,
+                'owner': 'p',
+                'project': 'p',
+                'server': _PARENT,
+                'pool': self.pool.uuid,
+                'vcpus': 1,
+                'ram_size': _MIB * units.MIB,
+                'root_size': _MIB * units.MIB,
+                'machine': '<domain/>',
+                'taken': warm_records.now(),
+                'checksum': 'abc',
+                **values,
+            }
+        )
+
+    def make(self, image_id: str = _IMAGE, **values: Any) -> warm_records.Record:
+        """A warm image of the parent, with its checkpoint."""
+        record = self.record(image_id, **values)
+        self.checkpoints.names.add(record.checkpoint)
+        for role in ('root', 'ram'):
+            image.snapshot_create(self.path(_PARENT, role), record.checkpoint)
+        record = dataclasses.replace(record, members=warm._members(record))
+        warm_records.put(record)
+        return record
+
+    def path(self, server: str, role: str) -> str:
+        return str(self.pool.image_path(storage.image_name(server, role)))
+
+    def snapshots(self, role: str) -> list[str]:
+        return [one.name for one in image.snapshot_list(self.path(_PARENT, role))]
+
+    def check_unfit(self, words: str, record: warm_records.Record, **values: Any) -> None:
+        error = self.assertRaises(
+            warm.WarmUnfit, warm.check_fits, record, **(self.asked() | values)
+        )
+        self.assertIn(words, str(error))
+
+    def asked(self) -> dict[str, Any]:
+        return {'project': 'p', 'checksum': 'abc', 'vcpus': 1, 'wanted': _FLAVOR, 'pool': self.pool}
+
+
+class RecordTest(WarmTestCase):
+    def test_kept(self) -> None:
+        self.assertEqual([], warm_records.find())
+        record = self.make()
+        self.assertEqual(record, warm_records.get(_IMAGE))
+        self.assertEqual([record], warm_records.of_server(_PARENT))
+        self.assertEqual(set(), warm_records.orphaned())
+        warm_records.put(dataclasses.replace(record, is_orphaned=True))
+        self.assertEqual({_PARENT}, warm_records.orphaned())
+        warm_records.forget(_IMAGE)
+        self.assertIsNone(warm_records.get(_IMAGE))
+        warm_records.forget(_IMAGE)
+
+    def test_names_that_are_no_image(self) -> None:
+        """A tenant names the image; a path never comes of it."""
+        record = self.make()
+        outside = os.path.join(os.path.dirname(warm_records.path(_IMAGE)), '..', 'x.json')
+        with open(outside, 'w', encoding='utf-8') as file:
+            json.dump(dataclasses.asdict(record), file)
+        for name in ('../x', f'../warm-images/{_IMAGE}', _IMAGE.upper(), '', f'{_IMAGE}.json'):
+            self.assertIsNone(warm_records.get(name), name)
+
+    def test_damaged(self) -> None:
+        self.make()
+        for text, words in (
+            ('{', 'it is damaged'),
+            ('{"members": {}}', 'it is damaged'),
+            (json.dumps(dataclasses.asdict(self.record(_OTHER))), f'it is that of {_OTHER}'),
+        ):
+            with open(warm_records.path(_IMAGE), 'w', encoding='utf-8') as file:
+                file.write(text)
+            error = self.assertRaises(exception.StateInvalid, warm_records.get, _IMAGE)
+            self.assertIn(words, str(error))
+            with self.assertLogs('nova_pcow.warm_records', 'ERROR'):
+                self.assertEqual([], warm_records.find())
+
+
+class FitTest(WarmTestCase):
+    def test_fits(self) -> None:
+        warm.check_fits(self.make(), **self.asked())
+
+    def test_other_project(self) -> None:
+        """What is in the RAM of a server is for its project, whoever sees the image."""
+        self.check_unfit('of another project', self.make(), project='q')
+
+    def test_other_data(self) -> None:
+        record = self.make()
+        for checksum in ('abd', ''):
+            self.check_unfit('is not of what the image holds', record, checksum=checksum)
+        self.check_unfit('is not of what', self.record(checksum=''), checksum='')
+
+    def test_other_flavor(self) -> None:
+        record = self.record()
+        size = 128 * units.MIB
+        for values, words in (
+            ({'vcpus': 2}, 'gives 2 virtual CPUs, and the checkpoint has 1'),
+            ({'wanted': dataclasses.replace(_FLAVOR, ram_size=size)}, '128 MiB of RAM on an image'),
+            ({'wanted': dataclasses.replace(_FLAVOR, ram_size=None)}, '0 MiB of RAM on an image'),
+            ({'wanted': dataclasses.replace(_FLAVOR, root_size=size)}, '128 MiB of root'),
+            (
+                {
+                    'wanted': dataclasses.replace(
+                        _FLAVOR, data=(flavor.DataDevice(4 * units.MIB, 'none'),)
+                    )
+                },
+                '1 data devices',
+            ),
+            (
+                {'pool': dataclasses.replace(self.pool, uuid=_OTHER)},
+                'the checkpoint is in another one',
+            ),
+        ):
+            self.check_unfit(words, record, **values)
+
+    def test_allowed(self) -> None:
+        warm.check_allowed('p')
+        self.make(_OTHER)
+        warm.check_allowed('q')
+        error = self.assertRaises(warm.WarmRefused, warm.check_allowed, 'p')
+        self.assertIn(f'keeps 1 of its project ({_OTHER})', str(error))
+        nova_conf.CONF.set_override('warm_images', 0, 'nova_pcow')
+        error = self.assertRaises(warm.WarmRefused, warm.check_allowed, 'q')
+        self.assertIn('this host keeps none', str(error))
+
+
+class ChildTest(WarmTestCase):
+    def test_images(self) -> None:
+        record = self.make()
+        made = warm.fork(record, _CHILD)
+        self.assertEqual({storage.image_name(_CHILD, role) for role in ('root', 'ram')}, {*made})
+        for role in ('root', 'ram'):
+            info = image.info(self.path(_CHILD, role))
+            self.assertEqual(f'nova-warm-{_IMAGE}', info.base_snapshot)
+            self.assertEqual(os.path.basename(self.path(_PARENT, role)), info.base_filename)
+        self.assertEqual(sorted(made), warm.children(record))
+
+    def test_record_that_is_gone(self) -> None:
+        record = self.make()
+        warm_records.forget(_IMAGE)
+        self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
+        self.assertEqual([], storage.find(_CHILD))
+
+    def test_checkpoint_that_is_another(self) -> None:
+        """Deleted by an administrator, and one of that name made since."""
+        record = self.make()
+        path = self.path(_PARENT, 'root')
+        image.snapshot_create(path, 'between')
+        image.snapshot_delete(path, record.checkpoint)
+        image.snapshot_create(path, record.checkpoint)
+        error = self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
+        self.assertIn('has not the checkpoint any more', str(error))
+        image.snapshot_delete(path, record.checkpoint)
+        self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
+        self.checkpoints.names.discard(record.checkpoint)
+        self.assertEqual([], storage.find(_CHILD))
+
+    def test_snapshot_without_a_state(self) -> None:
+        record = self.make()
+        self.checkpoints.names.discard(record.checkpoint)
+        error = self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
+        self.assertIn('has no state of the devices', str(error))
+
+    def test_image_that_is_another(self) -> None:
+        """Of one name, as after a restore."""
+        record = self.make()
+        os.unlink(self.path(_PARENT, 'root'))
+        device.create(self.pool, storage.image_name(_PARENT, 'root'), _MIB * units.MIB)
+        image.snapshot_create(self.path(_PARENT, 'root'), record.checkpoint)
+        self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
+        self.assertEqual([], storage.find(_CHILD))
+
+    def test_second_image_that_cannot_be_made(self) -> None:
+        record = self.make()
+        path = self.path(_CHILD, 'root')
+        open(path, 'xb').close()
+        self.assertRaises(exception.ImageExists, warm.fork, record, _CHILD)
+        self.assertFalse(os.path.lexists(self.path(_CHILD, 'ram')))
+
+
+class ConditionTest(WarmTestCase):
+    def test_conditions(self) -> None:
+        record = self.make()
+        self.assertEqual('ready', warm.condition(record))
+        for values, words in (
+            ({'checksum': ''}, 'in the making'),
+            ({'is_orphaned': True}, 'parent deleted'),
+            ({'pool': _OTHER}, 'pool not there'),
+        ):
+            changed: dict[str, Any] = values
+            self.assertEqual(words, warm.condition(dataclasses.replace(record, **changed)))
+        image.snapshot_delete(self.path(_PARENT, 'ram'), record.checkpoint)
+        self.assertEqual('checkpoint gone', warm.condition(record))
+
+
+class RemovalTest(WarmTestCase):
+    def test_parent_that_is_off(self) -> None:
+        record = self.make()
+        warm.remove(record, None)
+        self.assertEqual([], self.snapshots('root') + self.snapshots('ram'))
+        self.assertEqual([], warm_records.find())
+
+    def test_children(self) -> None:
+        record = self.make()
+        made = warm.fork(record, _CHILD)
+        error = self.assertRaises(warm.WarmStays, warm.remove, record, None)
+        self.assertIn(f'what stands on it is {", ".join(sorted(made))}', str(error))
+        self.assertEqual([record], warm_records.find())
+        self.assertEqual([record.checkpoint], self.snapshots('ram'))
+        storage.discard(_CHILD, made)
+        warm.remove(record, None)
+        self.assertEqual([], self.snapshots('root') + self.snapshots('ram'))
+
+    def test_parent_that_was_deleted(self) -> None:
+        """Its images go with the last warm image."""
+        one, two = (self.make(name, is_orphaned=True) for name in (_IMAGE, _OTHER))
+        warm.remove(one, None)
+        self.assertEqual([two.checkpoint], self.snapshots('root'))
+        made = warm.fork(two, _CHILD)
+        self.assertRaises(warm.WarmStays, warm.remove, two, None)
+        self.assertEqual(2, len(storage.find(_PARENT)))
+        storage.discard(_CHILD, made)
+        warm.remove(two, None)
+        self.assertEqual([], storage.find(_PARENT))
+        self.assertEqual([], warm_records.find())
+
+    def test_what_was_cut_off(self) -> None:
+        """The service was killed before there was a checkpoint, or between its removal and that of
+        the record.
+        """
+        warm_records.put(self.record(checksum=''))
+        warm.remove(self.record(checksum=''), None)
+        self.assertEqual([], warm_records.find())
+        record = self.make()
+        image.snapshot_delete(self.path(_PARENT, 'ram'), record.checkpoint)
+        warm.remove(record, None)
+        self.assertEqual([], self.snapshots('root'))
+
+    def test_pool_that_is_not_there(self) -> None:
+        record = self.make()
+        os.rename(self.pool.path, f'{self.pool.path}-away')
+        error = self.assertRaises(warm.WarmStays, warm.remove, record, None)
+        self.assertIn('is not there', str(error))
+        self.assertEqual([record], warm_records.find())
+
+
+class ClientTest(base.TestCase):
+    def test_no_openstacksdk(self) -> None:
+        with mock.patch('importlib.import_module', side_effect=ImportError('no openstack')):
+            error = self.assertRaises(
+                warm_client.WarmFailed, warm_client.make, 'web1', 'i', timeout=1.0
+            )
+        self.assertIn('install python3-openstacksdk', str(error))
