@@ -8,6 +8,7 @@ from pcow_driver.common import exception
 
 IMAGE_SUFFIX = '.pcow'
 # of a file that keeps what a repair has dropped: the name of the image's file, and this
+RESCUE_MARK = '.pcow.rescue'
 RESCUE = re.compile(r'(?P<image>[^/]+\.pcow)\.rescue(-[0-9]+)?')
 MARKER = '.pcow-pool'  # of a directory that is a pool
 LOCK = '.pcow-lock'  # beside it, of whoever works on the pool, on any host

@@ -146,7 +146,8 @@ class Pool:
 
     def rescue_files(self) -> Iterator[tuple[str, str]]:
         """The files that keep what repairs have dropped, and of each the image's file name."""
-        for name in self.entries():
+        # of thousands of names hardly one is such a file's, and the deletion of an image asks
+        for name in sorted(name for name in os.listdir(self.path) if names.RESCUE_MARK in name):
             match = names.RESCUE.fullmatch(name)
             path = os.path.join(self.path, name)
             if match and os.path.isfile(path) and not os.path.islink(path):

@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Build the QEMU with the pcow backend.
 #
-#   build-qemu.sh BUILD_PREFIX SERIES BIN    make BIN/qemu-system-x86_64 of QEMU SERIES (10.0, 10.2);
+#   build-qemu.sh [--full] [--update] BUILD_PREFIX SERIES BIN
+#                                            make BIN/qemu-system-x86_64 of QEMU SERIES (10.0, 10.2);
 #                                            libpcow must have been built in BUILD_PREFIX/meson
-#   build-qemu.sh --unpack BUILD_PREFIX SERIES TREE     the source in TREE/src, without patches
+#   build-qemu.sh --unpack BUILD_PREFIX SERIES TREE     the source in TREE/src, without our patches
 #   build-qemu.sh --compile BUILD_PREFIX SERIES TREE    what is there, with pcow if it knows that
 #
-# The source is Debian's package, fetched from the mirror that this machine's own apt uses and
-# checked with Debian's archive key. Onto it come qemu-backend/patches and those of the series, in
-# the order of their names, and the files of qemu-backend/qemu, which lie there as in QEMU's tree.
-# Source, patched tree and objects stay in ${PCOW_CACHE_DIR:-/var/cache/pcow}; the first build takes
-# some minutes, a later one compiles what has changed. PCOW_DEBIAN_MIRROR=URL overrides the mirror.
+# The source is Debian's package with Debian's patches, the newest that the suite or its security
+# updates have, fetched from the mirrors that this machine's own apt uses and checked with Debian's
+# archive key. Onto it come qemu-backend/patches and those of the series, in the order of their
+# names, and the files of qemu-backend/qemu, which lie there as in QEMU's tree. Source, patched tree
+# and objects stay in ${PCOW_CACHE_DIR:-/var/cache/pcow}; the first build takes some minutes, a later
+# one compiles what has changed. --update looks whether there is a newer source than the one that is
+# kept. PCOW_DEBIAN_MIRROR=URL overrides the mirror.
 set -euo pipefail
 
 # Where Debian has a series
@@ -20,17 +23,31 @@ declare -A QEMU_SUITES=([10.0]=trixie [10.2]=sid)
 QEMU_PYTHON_PACKAGES=('meson>=1.5,<2' 'pycotap==1.3.1')
 QEMU_CONFIGURE=(--target-list=x86_64-softmmu --prefix=/usr --disable-relocatable
     --firmwarepath=/usr/share/qemu:/usr/share/seabios:/usr/lib/ipxe/qemu
-    --without-default-features --disable-install-blobs --disable-docs --disable-download --disable-werror --disable-debug-info
-    --enable-system --enable-tcg --enable-kvm --enable-pixman --enable-vnc --enable-slirp --enable-seccomp --enable-numa
-    --enable-pcow --enable-linux-aio --enable-linux-io-uring --enable-vhost-kernel --enable-vhost-net --enable-vhost-user
+    --disable-install-blobs --disable-docs --disable-download --disable-werror --disable-debug-info --enable-pcow
     # not all warnings (--disable-werror), as newer compilers find new ones; these have been defects of ours
     '--extra-cflags=-Werror=implicit-function-declaration -Werror=int-conversion')
+QEMU_SMALL=(--without-default-features
+    --enable-system --enable-tcg --enable-kvm --enable-pixman --enable-vnc --enable-slirp --enable-seccomp --enable-numa
+    --enable-linux-aio --enable-linux-io-uring --enable-vhost-kernel --enable-vhost-net --enable-vhost-user)
+# What debian/control of the package asks for on amd64, but virtfs, which the backend refuses, and
+# blkio, which Debian 12 does not have. All in one program, without modules.
+QEMU_FULL=(--disable-user --disable-tools --disable-guest-agent --disable-xen --disable-xkbcommon --disable-sndio
+    --disable-virtfs --audio-drv-list=pipewire,pa,alsa,jack,oss,sdl
+    --enable-attr --enable-bpf --enable-brlapi --enable-cap-ng --enable-capstone --enable-curl --enable-curses --enable-fdt
+    --enable-fuse --enable-glusterfs --enable-gnutls --enable-gtk --enable-kvm --enable-libiscsi --enable-libnfs
+    --enable-libpmem --enable-libssh --enable-libudev --enable-libusb --enable-linux-aio --enable-linux-io-uring
+    --enable-nettle --enable-numa --enable-opengl --enable-pixman --enable-png --enable-rbd --enable-rdma --enable-sdl
+    --enable-seccomp --enable-slirp --enable-smartcard --enable-spice --enable-usb-redir --enable-vde --enable-vhost-kernel
+    --enable-vhost-net --enable-vhost-user --enable-virglrenderer --enable-vnc --enable-vnc-jpeg --enable-vnc-sasl
+    --enable-vte --enable-zstd)
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 cache=${PCOW_CACHE_DIR:-/var/cache/pcow}
 QEMU_FILES=$top/qemu-backend/qemu       # as in QEMU's tree
 QEMU_PATCHES=$top/qemu-backend/patches
 QEMU_SERIES=                            # which QEMU
+QEMU_UPDATE=                            # look for a newer source
+QEMU_FEATURES=small
 WORK=                                   # what an exit has to remove
 
 say() {
@@ -71,15 +88,24 @@ debian_mirrors() {
         awk '!seen[$0]++ { if ($0 ~ /\/debian\/?$/) print; else rest = rest $0 "\n" } END { printf "%s", rest }'
 }
 
-# fetch_from MIRROR DIRECTORY: the newest orig tarball of the series, verified by apt; a private apt
+# The mirror of Debian's security updates in this machine's apt configuration; none in a development suite.
+security_mirror() {
+    [ "${QEMU_SUITES[$QEMU_SERIES]}" != sid ] || return 0
+    apt-get --print-uris update 2>/dev/null | sed -nE "s#^'(.*)/dists/[a-z]+-security/InRelease'.*#\1#p" | head -n 1
+}
+
+# fetch_from MIRROR DIRECTORY: the newest source package of the series, verified by apt; a private apt
 # state, so the machine's own is not touched
 fetch_from() {
-    local mirror=$1 directory=$2 state version keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    local mirror=$1 directory=$2 state version security keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     local -a options
     state=$directory/apt
     rm -rf "$state"
     mkdir -p "$state/lists/partial" "$state/cache/archives/partial" "$state/etc"
     echo "deb-src [signed-by=$keyring] $mirror ${QEMU_SUITES[$QEMU_SERIES]} main" >"$state/etc/sources.list"
+    security=$(security_mirror)
+    [ -z "$security" ] ||
+        echo "deb-src [signed-by=$keyring] $security ${QEMU_SUITES[$QEMU_SERIES]}-security main" >>"$state/etc/sources.list"
     options=(-q -o "Dir::Etc::sourcelist=$state/etc/sources.list" -o Dir::Etc::sourceparts=/dev/null
         -o "Dir::State::lists=$state/lists" -o "Dir::Cache=$state/cache" -o Acquire::Languages=none
         -o APT::Update::Error-Mode=any -o "APT::Sandbox::User=$(id -un)")
@@ -91,31 +117,48 @@ fetch_from() {
         echo "Debian ${QEMU_SUITES[$QEMU_SERIES]} on $mirror has no QEMU $QEMU_SERIES (any more)"
         return 1
     fi
-    (cd "$directory" && apt-get "${options[@]}" source --download-only --tar-only "qemu=$version")
+    # What is there already is not fetched anew.
+    cp -p "$cache/downloads/qemu_$QEMU_SERIES".* "$directory/" 2>/dev/null || true
+    (cd "$directory" && apt-get "${options[@]}" source --download-only "qemu=$version")
 }
 
-cached_tarball() {
-    find "$cache/downloads" -maxdepth 1 -name "qemu_$QEMU_SERIES.*.orig.tar.xz" 2>/dev/null | sort -V | tail -n 1
+# Debian's part of the newest source that is kept; with the tarball that it is for.
+cached_debian() {
+    local debian
+    while read -r debian; do
+        if [ -e "$(tarball_of "$debian")" ]; then
+            echo "$debian"
+            return
+        fi
+    done < <(find "$cache/downloads" -maxdepth 1 -name "qemu_$QEMU_SERIES.*.debian.tar.xz" 2>/dev/null | sort -rV)
+}
+
+# tarball_of DEBIAN: "qemu_10.0.13+ds-0+deb13u1.debian.tar.xz" is for "qemu_10.0.13+ds.orig.tar.xz"
+tarball_of() {
+    echo "${1%-*}.orig.tar.xz"
 }
 
 fetch_source() {
-    local mirror tarball
+    local mirror debian
     mkdir -p "$cache/downloads"
     exec 8>"$cache/downloads/lock"
     flock 8
-    if [ -z "$(cached_tarball)" ]; then
+    if [ -z "$(cached_debian)" ] || [ -n "$QEMU_UPDATE" ]; then
         WORK=$(mktemp -d "$cache/downloads/.fetch.XXXXXX")
         while read -r mirror; do
             say "fetching the source of QEMU $QEMU_SERIES"
             fetch_from "$mirror" "$WORK" >"$WORK/log" 2>&1 && break
             sed 's/^/  /' "$WORK/log" >&2
         done < <(debian_mirrors)
-        tarball=$(find "$WORK" -maxdepth 1 -name "qemu_$QEMU_SERIES.*.orig.tar.xz")
-        [ -n "$tarball" ] ||
+        debian=$(find "$WORK" -maxdepth 1 -name "qemu_$QEMU_SERIES.*.debian.tar.xz" | sort -V | tail -n 1)
+        [ -n "$debian" ] ||
             die "no Debian archive that apt is configured for has the source of QEMU $QEMU_SERIES in" \
                 "${QEMU_SUITES[$QEMU_SERIES]}; give one with PCOW_DEBIAN_MIRROR=URL (one of Debian's snapshots" \
-                "for a version that is there no more), or put qemu_$QEMU_SERIES.*.orig.tar.xz into $cache/downloads"
-        mv "$tarball" "$cache/downloads/"
+                "for a version that is there no more), or put qemu_$QEMU_SERIES.*.orig.tar.xz and" \
+                "qemu_$QEMU_SERIES.*.debian.tar.xz into $cache/downloads"
+        # The second one says that both are there.
+        mv "$(tarball_of "$debian")" "$cache/downloads/"
+        mv "$debian" "$cache/downloads/"
         remove_work
     fi
     exec 8>&-
@@ -136,21 +179,32 @@ patches() {
     done | sort | cut -f 2
 }
 
-# unpack TARBALL DIRECTORY
-unpack() {
-    mkdir -p "$2"
-    tar -xf "$1" -C "$2" --strip-components=1
+# apply PATCH DIRECTORY LOG
+apply() {
+    patch -d "$2" -p1 --batch --forward --fuzz=0 --no-backup-if-mismatch --silent <"$1" >"$3" 2>&1 ||
+        die "${1#"$top"/} does not apply: $(cat "$3")"
 }
 
-# unpack_patched TARBALL TREE: all or nothing
+# unpack DEBIAN DIRECTORY: Debian's package as it is built
+unpack() {
+    local name
+    mkdir -p "$2/debian"
+    tar -xf "$(tarball_of "$1")" -C "$2" --strip-components=1
+    tar -xf "$1" -C "$2/debian" --strip-components=1
+    while read -r name; do
+        apply "$2/debian/patches/$name" "$2" "$2/debian/log"
+    done < <(sed -E 's/[[:space:]]*(#.*)?$//; /^$/d; s/ .*//' "$2/debian/patches/series")
+    rm -f "$2/debian/log"
+}
+
+# unpack_patched DEBIAN TREE: all or nothing
 unpack_patched() {
     local patch
     WORK=$(mktemp -d "$2.XXXXXX")
     chmod 755 "$WORK"
     unpack "$1" "$WORK/src"
     while read -r patch; do
-        patch -d "$WORK/src" -p1 --batch --forward --fuzz=0 --no-backup-if-mismatch --silent <"$patch" >"$WORK/log" 2>&1 ||
-            die "${patch#"$top"/} does not apply to $(basename "$1"): $(cat "$WORK/log")"
+        apply "$patch" "$WORK/src" "$WORK/log"
     done < <(patches)
     mv "$WORK" "$2"
     WORK=
@@ -221,14 +275,14 @@ clean_cache() {
 }
 
 build() {
-    local prefix=$1 bin=$2 tarball key tree file
+    local prefix=$1 bin=$2 debian key tree file
     local archive=$prefix/meson/qemu-backend/libpcow/libpcow.a header=$top/qemu-backend/libpcow/include/pcow.h
     [ -e "$archive" ] || die "$archive is missing: build libpcow first (tools/build does)"
     mkdir -p "$cache" || die "cannot make $cache; give another folder with PCOW_CACHE_DIR"
     fetch_source
-    tarball=$(cached_tarball)
+    debian=$(cached_debian)
     key=$({
-        basename "$tarball"
+        basename "$debian"
         patches | xargs -d '\n' cat
         # A file that went away would stay in the tree.
         (cd "$QEMU_FILES" && find . -type f | sort)
@@ -239,7 +293,7 @@ build() {
     exec 9>"$tree.lock"
     flock 9
     find "$cache" -maxdepth 1 -name "qemu-$key.??????" -exec rm -rf {} +
-    [ -d "$tree" ] || unpack_patched "$tarball" "$tree"
+    [ -d "$tree" ] || unpack_patched "$debian" "$tree"
     touch "$tree"
     while read -r file; do
         copy_if_changed "$QEMU_FILES/$file" "$tree/src/$file"
@@ -268,13 +322,22 @@ main() {
     trap remove_work EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    case ${1:-} in
-    --unpack | --compile)
-        mode=${1#--}
-        shift ;;
+    while [[ ${1:-} == --* ]]; do
+        case $1 in
+        --unpack | --compile) mode=${1#--} ;;
+        --full) QEMU_FEATURES=full ;;
+        --update) QEMU_UPDATE=yes ;;
+        *) break ;;
+        esac
+        shift
+    done
+    case $QEMU_FEATURES in
+    small) QEMU_CONFIGURE+=("${QEMU_SMALL[@]}") ;;
+    full) QEMU_CONFIGURE+=("${QEMU_FULL[@]}") ;;
     esac
     if (($# != 3)) || [ -z "${QEMU_SUITES[$2]:-}" ]; then
-        die "usage: build-qemu.sh [--unpack | --compile] BUILD_PREFIX SERIES BIN, where SERIES is one of ${!QEMU_SUITES[*]}"
+        die "usage: build-qemu.sh [--unpack | --compile | --full | --update] BUILD_PREFIX SERIES BIN, where SERIES is" \
+            "one of ${!QEMU_SUITES[*]}"
     fi
     QEMU_SERIES=$2
     mkdir -p "$1" "$3"
@@ -282,7 +345,7 @@ main() {
     build) build "$(cd "$1" && pwd)" "$(cd "$3" && pwd)" ;;
     unpack)
         fetch_source
-        unpack "$(cached_tarball)" "$3/src" ;;
+        unpack "$(cached_debian)" "$3/src" ;;
     compile) compile_part "$(cd "$1" && pwd)" "$(cd "$3" && pwd)" ;;
     esac
 }

@@ -6,6 +6,13 @@ packages_build=(build-essential ccache pkg-config ninja-build git ca-certificate
     python3 python3-venv python3-dev
     libglib2.0-dev libpixman-1-dev zlib1g-dev liblzma-dev libzstd-dev libfdt-dev libseccomp-dev libslirp-dev libnuma-dev
     liburing-dev libaio-dev libjson-c-dev libnbd-dev nbdkit-plugin-dev libcmocka-dev libvirt-dev libxxhash-dev)
+# For tools/build --full: what Debian's QEMU is built with.
+packages_qemu_full=(libattr1-dev libasound2-dev libbpf-dev libbrlapi-dev libcacard-dev libcap-ng-dev libcapstone-dev
+    libcurl4-gnutls-dev libdrm-dev libepoxy-dev libfuse3-dev libgbm-dev libglusterfs-dev libgnutls28-dev libgtk-3-dev
+    libibumad-dev libibverbs-dev libiscsi-dev libjack-jackd2-dev libjpeg-dev libncurses-dev libnfs-dev libpipewire-0.3-dev
+    libpmem-dev libpng-dev libpulse-dev librbd-dev librdmacm-dev libsasl2-dev libsdl2-dev libspice-protocol-dev
+    libspice-server-dev libssh-dev libudev-dev libusb-1.0-0-dev libusbredirparser-dev libvdeplug-dev libvirglrenderer-dev
+    libvte-2.91-dev nettle-dev)
 # To run images and virtual machines.
 packages_run=(qemu-utils qemu-system-data seabios ipxe-qemu libvirt-daemon libvirt-daemon-system libvirt-clients
     debootstrap e2fsprogs util-linux cpio busybox-static acl nbdkit libnbd-bin fuse3)

@@ -4,20 +4,23 @@
 qemu_default=10.0
 qemu_all=(10.0 10.2)
 
-# qemu_bin SERIES: the folder for PCOW_BIN_DIR.
+# qemu_bin SERIES [OPTION...]: the folder for PCOW_BIN_DIR.
 qemu_bin() {
-    if [[ $1 == "$qemu_default" ]]; then
+    if [[ " $* " == *" --full "* ]]; then
+        echo "$build/qemu-$1-full"
+    elif [[ $1 == "$qemu_default" ]]; then
         echo "$build/bin"
     else
         echo "$build/qemu-$1"
     fi
 }
 
-# build_qemu SERIES: everything else has been built.
+# build_qemu SERIES [--full] [--update]: everything else has been built.
 build_qemu() {
-    local bin file
-    bin=$(qemu_bin "$1")
-    run "$build/logs/qemu-$1.log" "$top/tools/lib/build-qemu.sh" "$build" "$1" "$bin"
+    local series=$1 bin file
+    shift
+    bin=$(qemu_bin "$series" "$@")
+    run "$build/logs/$(basename "$bin").log" "$top/tools/lib/build-qemu.sh" "$@" "$build" "$series" "$bin"
     [[ $bin != "$build/bin" ]] || return 0
     for file in "$build"/bin/*; do
         [[ $file == */qemu-system-x86_64 ]] || ln -sf "$file" "$bin/"
