@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import datetime
 import functools
 import json
 import os
 from pathlib import Path
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -27,6 +25,7 @@ from tests.functional import fixation_case
 from tests.functional import images
 from tests.functional import libvirt_vm
 from tests.functional import long
+from tests.functional import moments
 from tools.lib.quickstart import orphans
 
 REPORTS = 3  # of a guest that goes on
@@ -48,15 +47,6 @@ sys.exit(app.main(sys.argv[1:]))
 
 def from_environment(name: str, usual: int, with_long: int) -> int:
     return int(os.environ.get(name, with_long if long.LONG else usual))
-
-
-def moment_of(name: str) -> float:
-    """When a checkpoint of pcow's was begun, at the earliest; 0: it is none."""
-    match = re.fullmatch(r'pcow-auto-(\d{8}T\d{6})(\d{3})Z', name)
-    if match is None:
-        return 0.0
-    date = datetime.datetime.strptime(f'{match[1]}+0000', '%Y%m%dT%H%M%S%z')
-    return date.timestamp() + int(match[2]) / 1000
 
 
 class Generations:
@@ -353,10 +343,10 @@ class KilledTest(RoundsTestCase):
     def least_now(self) -> int:
         """Of the last one that is known to be durable."""
         name = self.last_durable()
-        return self.least.get(name) or self.seen.last_by(moment_of(name))
+        return self.least.get(name) or self.seen.last_by(moments.moment_of(name))
 
     def note_newer_than(self, when: float) -> None:
         """Wait for a checkpoint of what runs since then."""
-        self.wait(lambda: moment_of(self.last_durable()) > when)
+        self.wait(lambda: moments.moment_of(self.last_durable()) > when)
         name = self.last_durable()
-        self.least[name] = self.seen.last_by(moment_of(name))
+        self.least[name] = self.seen.last_by(moments.moment_of(name))
