@@ -15,7 +15,7 @@ from tests.functional import fixation_case
 from tests.functional import libvirt_vm
 
 GUEST, PEER = '203.0.113.2', '203.0.113.1'  # RFC 5737
-AWAY_SECONDS = 5
+AWAY_SECONDS = 3
 MORE = 100  # lines after it
 CLIENT = Path(__file__).parent / 'tcp_client.py'
 

@@ -9,6 +9,7 @@ generations of both, and compares them byte by byte.
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -38,10 +39,11 @@ _RECORDS = Path('/var/lib/pcow/protected')
 _RESULTS = Path('/dev/ttyS1')
 _REPORT = re.compile(rb'check: gen=(\d+) mark=\S+ ok\r?\n')
 _BAD = re.compile(rb'check: BROKEN [^\r\n]*')
-_SECONDS = 600.0
+_SECONDS = 300.0
+_ANSWERS = 90.0  # in which a guest that runs has said something
 _POLL = 0.1
 _TOLD = 4  # checkpoints before a panic
-_INTERVAL = '2s'
+_INTERVAL = '20s'
 
 
 def _must(*words: object) -> str:
@@ -61,22 +63,47 @@ def _must(*words: object) -> str:
 def _said() -> str:
     """What the services and the guest said last."""
     paths = (Path(LOG), Path('/var/log/libvirtd.log'), _CONSOLE)
-    return '\n'.join(
+    said = [
         f'--- {path}:\n{path.read_text(errors="replace")[-2000:]}'
         for path in paths
         if path.exists()
-    )
+    ]
+    return '\n'.join([*said, *_qemu()])
 
 
-def _wait(what: str, condition: Callable[[], Any]) -> Any:
+def _qemu() -> list[str]:
+    """What it says of itself, and what its threads are doing."""
+    found = []
+    for file in Path('/run/libvirt/qemu').glob('*.pid'):
+        for task in sorted(Path(f'/proc/{file.read_text().strip()}/task').glob('*')):
+            with contextlib.suppress(OSError):
+                fields = (task / 'stat').read_text().rpartition(')')[2].split()
+                found.append(
+                    f'--- {(task / "comm").read_text().strip()} {fields[0]}, '
+                    f'{fields[11]}+{fields[12]} ticks\n{(task / "stack").read_text()}'
+                )
+    for command in ('query-status', 'query-pcow'):
+        done = subprocess.run(
+            ['virsh', 'qemu-monitor-command', NAME, json.dumps({'execute': command})],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        found.append(done.stdout + done.stderr)
+    return found
+
+
+def _wait(what: str, condition: Callable[[], Any], seconds: float = _SECONDS) -> Any:
     """Until it gives something.
 
     :raises Failure: it does not
     """
-    limit = time.monotonic() + _SECONDS
+    limit = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > limit:
-            raise machine.Failure(f'{what}: not within {_SECONDS:.0f} s; {_said()}')
+            raise machine.Failure(f'{what}: not within {seconds:.0f} s; {_said()}')
         time.sleep(_POLL)
     return found
 
@@ -155,7 +182,7 @@ def begin() -> dict[str, Any]:
 def shutdown() -> dict[str, Any]:
     """The host is told to go down when this has ended."""
     count = _running()
-    _wait('the guest goes on', lambda: len(_generations()) > count + 2)
+    _wait('the guest goes on', lambda: len(_generations()) > count + 2, _ANSWERS)
     Path(SHUTDOWN).touch()
     return {'generation': _generations()[-1]}
 
