@@ -95,8 +95,8 @@ def _persist(around: Surroundings, ends: tuple[str, ...] = persistrun.ENDS) -> i
     return persistrun.run(around.outside, root, around.scratch, around.report, ends)
 
 
-# Parts of others, for CI
-SHORT = ('pools-session', 'caches-twice', 'persist-shutdown')
+# Parts of others
+SHORT = ('pools-session', 'caches-twice', 'persist-shutdown', 'persist-cut', 'persist-panic')
 # Each returns the number of results that it must have reported.
 FSDAX: dict[str, Callable[[Surroundings], int]] = {
     'pools': _pools,
@@ -106,5 +106,7 @@ FSDAX: dict[str, Callable[[Surroundings], int]] = {
     'caches-twice': functools.partial(_power, lost_caches=True, cuts=2),
     'confinement': _confinement,
     'persist': _persist,
-    'persist-shutdown': functools.partial(_persist, ends=persistrun.SHORT),
+    'persist-shutdown': functools.partial(_persist, ends=('shutdown',)),
+    'persist-cut': functools.partial(_persist, ends=('load',)),
+    'persist-panic': functools.partial(_persist, ends=('panic',)),
 }

@@ -24,7 +24,7 @@ _POOLS = {
 # with machines of their own, which start more than once
 FSDAX_MACHINES = (
     *('pools', 'pools-session', 'power', 'caches', 'caches-twice', 'confinement'),
-    *('persist', 'persist-shutdown'),
+    *('persist', 'persist-shutdown', 'persist-cut', 'persist-panic'),
 )
 
 

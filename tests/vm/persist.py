@@ -42,8 +42,8 @@ _BAD = re.compile(rb'check: BROKEN [^\r\n]*')
 _SECONDS = 300.0
 _ANSWERS = 90.0  # in which a guest that runs has said something
 _POLL = 0.1
-_TOLD = 4  # checkpoints before a panic
-_INTERVAL = '20s'
+_TOLD = 2  # checkpoints before a panic
+_INTERVAL = '10s'
 
 
 def _must(*words: object) -> str:

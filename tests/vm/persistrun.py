@@ -20,10 +20,9 @@ from tests.vm import persist_host
 from tests.vm import tree
 
 _REGION_SIZES = (2 * units.GIB,) * 2
-_CHECKPOINTS = (3, 8)  # that are told of before a cut, at least and at most
+_CHECKPOINTS = (2, 5)  # that are told of before a cut, at least and at most
 # share of the dirty lines that were evicted before the end of each boot
 _EVICTIONS = (0.0, 0.0, 0.5, 1.0)
-SHORT = ('shutdown',)
 ENDS = ('shutdown', 'load', 'panic')
 
 
