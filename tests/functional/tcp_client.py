@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tcp_client.py HOST PORT: one connection to a server that echoes. Sends numbered lines until
 SIGTERM, and compares what comes back. Says several times a second, as JSON, how many lines came
-back and the longest time, in seconds, without any.
+back, the longest time, in seconds, without any, and the time (time.monotonic()).
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def main(host: str, port: str) -> int:
         if client.problem or time.monotonic() > told + _TELLS:
             told = time.monotonic()
             said = {name: getattr(client, name) for name in ('lines', 'longest', 'problem')}
-            print(json.dumps(said), flush=True)
+            print(json.dumps(said | {'time': told}), flush=True)
     return 1 if client.problem else 0
 
 

@@ -51,10 +51,17 @@ class NetworkTest(fixation_case.FixationTestCase):
         self.addCleanup(process.kill)
         return process
 
-    def told(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        """What it says next: some times a second, of lines that came back."""
+    def told(self, process: subprocess.Popen[str], lines: int) -> dict[str, Any]:
+        """What it says when so many lines have come back; it says something some times a second,
+        and what it has said before now does not count.
+        """
         assert process.stdout is not None
-        return dict(json.loads(process.stdout.readline()))
+        begun = time.monotonic()
+        while True:
+            said: dict[str, Any] = json.loads(process.stdout.readline())
+            self.assertEqual('', said['problem'])
+            if said['time'] > begun and said['lines'] >= lines:
+                return said
 
     def test_a_connection_goes_on(self) -> None:
         guest = self.protected(
@@ -62,8 +69,7 @@ class NetworkTest(fixation_case.FixationTestCase):
         )
         guest.mark('kept')
         client = self.connect()
-        while self.told(client)['lines'] < MORE:
-            pass
+        self.told(client, MORE)
         (done,) = self.pcowctl('host', 'fixate')
         self.assertEqual('', done['problem'])
         gone = time.monotonic()
@@ -72,9 +78,7 @@ class NetworkTest(fixation_case.FixationTestCase):
         self.assertEqual(done['checkpoint'], back['checkpoint'])
         away = time.monotonic() - gone
         self.assert_goes_on(guest, 'kept')
-        first = self.told(client)['lines']
-        while (last := self.told(client))['lines'] < first + MORE:
-            self.assertEqual('', last['problem'])
+        last = self.told(client, self.told(client, 0)['lines'] + MORE)
         client.send_signal(signal.SIGTERM)
         self.assertEqual(0, client.wait(fixation_case.SECONDS))
         # it was cut off, and not for longer than the peer's next tries allow
