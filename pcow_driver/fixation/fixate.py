@@ -35,6 +35,7 @@ class Result:
     name: str
     checkpoint: str  # '': it was not fixated
     time: int  # ns from the command until its QEMU has ended
+    durable: int = 0  # the same until its last moment was kept, and was known to be
     problem: str = ''  # why it was not; it goes on from its last checkpoint then
 
 
@@ -62,8 +63,11 @@ def fixate(found: domain.Domain) -> Result:
             with interrupt.clearing_up():
                 go_on(found, record)
             raise
+        durable = time.monotonic_ns() - begun
         finish(found)
-    return Result(name=found.name, checkpoint=name, time=time.monotonic_ns() - begun)
+    return Result(
+        name=found.name, checkpoint=name, time=time.monotonic_ns() - begun, durable=durable
+    )
 
 
 def finish(found: domain.Domain) -> None:

@@ -34,7 +34,7 @@ from tools.lib.quickstart import workplace
 
 GUEST = Path(__file__).parent / 'guest'
 HOOK = images.TOP / 'etc/libvirt/hooks/qemu.d/pcow'
-MODULES = ('nfit', 'nd_pmem', 'ext4', 'virtio_pci', 'virtio_console')
+MODULES = ('nfit', 'nd_pmem', 'ext4', 'virtio_pci', 'virtio_console', 'virtio_net')
 MEMORY = 160 * units.MIB
 PMEM = 64 * units.MIB
 SMALL = 8 * units.MIB
@@ -249,8 +249,14 @@ class Guest:
         agent: bool = False,
         carrier_directory: Path | None = None,
         ram: bool = False,
+        bridge: str | None = None,
+        address: str = '',
     ) -> None:
+        """:param bridge: of the host, on which its network is
+        :param address: its own there, with the length of the prefix; it echoes what comes to port 7
+        """
         self.host = host
+        self._bridge, self._address = bridge, address
         self.name = f'{host.run.domain_name}-{name}'
         self.image = host.place.image_path(name)
         self.carrier = (carrier_directory or host.directory) / f'{name}.qcow2' if carrier else None
@@ -272,7 +278,7 @@ class Guest:
             nvdimms=[libvirt_xml.Nvdimm(path=str(self.image), size=size)],
             kernel=str(self.host.kernel),
             initrd=str(self.host.initrd),
-            cmdline='console=ttyS0 quiet panic=-1',
+            cmdline=f'console=ttyS0 quiet panic=-1 pcow.address={self._address}',
             emulator=images.program('qemu-system-x86_64'),
             carrier_disk=str(self.carrier) if self.carrier else None,
             ram=str(self.ram) if self.ram else None,
@@ -284,6 +290,10 @@ class Guest:
         if agent:
             channel = ET.SubElement(devices, 'channel', type='unix')
             ET.SubElement(channel, 'target', type='virtio', name='org.qemu.guest_agent.0')
+        if self._bridge is not None:
+            interface = ET.SubElement(devices, 'interface', type='bridge')
+            ET.SubElement(interface, 'source', bridge=self._bridge)
+            ET.SubElement(interface, 'model', type='virtio')
         path = self.host.directory / f'{self.name}.xml'
         path.write_text(libvirt_xml.to_string(element))
         self.host.virsh('define', path)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 import testtools
 
@@ -50,7 +51,7 @@ class BenchTestCase(testtools.TestCase):
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
         return done.stdout
 
-    def kept(self, name: str) -> dict[str, object]:
+    def kept(self, name: str) -> dict[str, Any]:
         result = json.loads((self.directory / f'{name}.json').read_text())
         self.assertTrue({'rows', 'machine'} <= set(result))
         self.assertTrue({'cpu', 'cores', 'memory', 'kernel'} <= set(result['machine']))
@@ -152,6 +153,30 @@ class ToolsBenchTest(BenchTestCase):
         self.assertEqual({'create', 'delete', 'list'}, set(rows))
         for row in rows.values():
             self.assertAlmostEqual(row['ratio'], row['many_ns'] / row['few_ns'])
+
+    def test_persist(self) -> None:
+        """Makes no statement on times."""
+        parts = 'fixation' + (',several,restart,automatic,resident' if long.LONG else '')
+        before = set(PLACE.iterdir())
+        shown = self.bench(
+            'persist',
+            '--rounds=1',
+            '--cases=256:16',
+            f'--parts={parts}',
+            '--seconds=2',
+            '--pauses=2',
+        )
+        result = self.kept('persist')
+        (row,) = result['rows']
+        (turn,) = row['turns']
+        self.assertLess(0, turn['durable'])
+        self.assertLess(turn['durable'], turn['ended'])
+        self.assertEqual([256, 1024] * long.LONG, [row['memory'] for row in result['restart']])
+        self.assertEqual([2] * long.LONG, [len(row['pauses']) for row in result['automatic']])
+        self.assertIn('Fixation of one VM', shown)
+        self.assertEqual(
+            [], [path for path in set(PLACE.iterdir()) - before if 'quickstart' in path.name]
+        )
 
     def test_soak(self) -> None:
         self.bench('soak', '--minutes=0.05', '--size=16M', '--threads=2')

@@ -15,7 +15,7 @@ from tests.functional import libvirt_vm
 
 
 class CheckpointTestCase(libvirt_vm.HostTestCase):
-    def guest(self, name: str, **options: bool) -> libvirt_vm.Guest:
+    def guest(self, name: str, **options: Any) -> libvirt_vm.Guest:
         guest = libvirt_vm.Guest(self.host, name, carrier=False, **options)
         self.addCleanup(guest.remove)
         return guest

@@ -295,6 +295,23 @@ class FsdaxTest(VmTestCase):
         """
         self.check_power_cuts('caches', 4)
 
+    @long.only_long
+    def test_a_protected_vm(self) -> None:
+        """Through a shutdown of its host, a power cut and a panic of the host's kernel."""
+        found = self.run_all('fsdax', '--only', 'persist')
+        goes_on = [result['figures'] for result in found if '-verify-' in result['name']]
+        self.assertEqual(
+            ['fixation', 'auto', 'auto'], [figures['from'].split('-')[1] for figures in goes_on]
+        )
+        for figures in goes_on:
+            self.assertGreaterEqual(figures['generation'], figures['least'])
+        lost = {
+            result['name']: result['figures']['lost']
+            for result in found
+            if '-lost-' in result['name']
+        }
+        self.assertGreater(lost['persist-lost-load'], 0)
+
 
 class CachesTest(testtools.TestCase):
     """What a power cut takes away."""

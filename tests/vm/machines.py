@@ -15,6 +15,8 @@ from tests.vm import contents
 from tests.vm import options as options_module
 from tests.vm import outer
 from tests.vm import parts as parts_module
+from tests.vm import persist_host
+from tests.vm import persistrun
 from tests.vm import poolrun
 from tests.vm import powerrun
 from tests.vm import transcript
@@ -86,8 +88,15 @@ def _confinement(around: Surroundings) -> int:
     return len(wanted)
 
 
-# Parts of others, for CI
-SHORT = ('pools-session', 'caches-twice')
+def _persist(around: Surroundings, ends: tuple[str, ...] = persistrun.ENDS) -> int:
+    root = persist_host.host_tree(
+        around.scratch / 'tree', around.run, around.options.binaries, parts_module.udev(around.run)
+    )
+    return persistrun.run(around.outside, root, around.scratch, around.report, ends)
+
+
+# Parts of others
+SHORT = ('pools-session', 'caches-twice', 'persist-shutdown', 'persist-cut', 'persist-panic')
 # Each returns the number of results that it must have reported.
 FSDAX: dict[str, Callable[[Surroundings], int]] = {
     'pools': _pools,
@@ -96,4 +105,8 @@ FSDAX: dict[str, Callable[[Surroundings], int]] = {
     'caches': functools.partial(_power, lost_caches=True),
     'caches-twice': functools.partial(_power, lost_caches=True, cuts=2),
     'confinement': _confinement,
+    'persist': _persist,
+    'persist-shutdown': functools.partial(_persist, ends=('shutdown',)),
+    'persist-cut': functools.partial(_persist, ends=('load',)),
+    'persist-panic': functools.partial(_persist, ends=('panic',)),
 }

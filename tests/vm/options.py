@@ -22,7 +22,10 @@ _POOLS = {
     'fsdax': (*fsdax.REGIONS, 'pmem'),
 }
 # with machines of their own, which start more than once
-FSDAX_MACHINES = ('pools', 'pools-session', 'power', 'caches', 'caches-twice', 'confinement')
+FSDAX_MACHINES = (
+    *('pools', 'pools-session', 'power', 'caches', 'caches-twice', 'confinement'),
+    *('persist', 'persist-shutdown', 'persist-cut', 'persist-panic'),
+)
 
 
 @dataclasses.dataclass(frozen=True)

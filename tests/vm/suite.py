@@ -25,6 +25,7 @@ from tests.vm import scenarios
 _POOL_SCENARIO = 'pool-'
 _POWER_SCENARIO = 'power-'
 _CONFINEMENT_SCENARIO = 'confinement-'
+_PERSIST_SCENARIO = 'persist-'
 
 
 def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
@@ -49,6 +50,9 @@ def run_one(name: str, pool: str, place: machine.Place) -> dict[str, Any]:
             result['figures'] = power.run(place, name.removeprefix(_POWER_SCENARIO))
         elif name.startswith(_CONFINEMENT_SCENARIO):
             result['figures'] = importlib.import_module('tests.vm.confinement').ALL[name]()
+        elif name.startswith(_PERSIST_SCENARIO):
+            persist = importlib.import_module('tests.vm.persist')
+            result['figures'] = persist.run(name.removeprefix(_PERSIST_SCENARIO))
         else:
             # they need pcow_driver, which is not in every machine
             pools = importlib.import_module('tests.vm.pools')

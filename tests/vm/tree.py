@@ -225,10 +225,11 @@ class Tree:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def add_systemd(self, udev: Path) -> None:
+    def add_systemd(self, udev: Path, *units: str) -> None:
         """The init system of this machine, as far as it takes to mount file systems at boot.
 
         :param udev: where Debian's package udev was unpacked
+        :param units: of systemd, beside those that it needs for that
         """
         for name in ('bin', 'sbin'):
             if not (self.directory / name).is_symlink():
@@ -239,7 +240,7 @@ class Tree:
         (self.directory / str(_SYSTEMD / 'systemd-udevd').lstrip('/')).symlink_to(
             '/usr/bin/udevadm'
         )
-        for item in _UNITS:
+        for item in (*_UNITS, *units):
             shutil.copy2(_SYSTEMD / 'system' / item, self._units() / item)
         shutil.copytree(
             _unpacked(udev, 'lib/systemd/system'), self._units(), symlinks=True, dirs_exist_ok=True
@@ -292,10 +293,12 @@ class Tree:
         ):
             self.add(TOP / 'tests' / f'{name}.py', f'/suite/tests/{name}.py')
 
-    def make_image(self, path: Path) -> None:
-        """:raises ToolFailed:"""
+    def make_image(self, path: Path, room: int = 0) -> None:
+        """:param room: bytes for what is written to it; it gets a journal then
+        :raises ToolFailed:
+        """
         used = sum(item.lstat().st_size for item in self.directory.rglob('*'))
-        size = units.round_up(int(used * _ROOM) + 16 * units.MIB, units.MIB)
+        size = units.round_up(int(used * _ROOM) + 16 * units.MIB + room, units.MIB)
         tool.run(
             '/sbin/mkfs.ext4',
             '-q',
@@ -304,8 +307,7 @@ class Tree:
             '4096',
             '-m',
             '0',
-            '-O',
-            '^has_journal',
+            *(() if room else ('-O', '^has_journal')),
             '-E',
             'lazy_itable_init=0',
             '-d',

@@ -19,6 +19,7 @@ from tools.lib.bench import plot
 from tools.lib.bench import store
 from tools.lib.bench import table
 from tools.lib.bench.commands import density
+from tools.lib.bench.commands import persist
 from tools.lib.bench.guest import disks
 from tools.lib.bench.guest import figures
 
@@ -345,3 +346,70 @@ class GuestFiguresTest(testtools.TestCase):
         for scale in (disks.FULL, disks.QUICK):
             self.assertEqual(0, scale.size % (2 << 20))
             self.assertGreater(scale.size, scale.steady + 3 * scale.rounds * scale.cow)
+
+
+class PersistTest(testtools.TestCase):
+    def result(self, rate: float) -> dict[str, Any]:
+        turn = {'durable': 19.0, 'ended': 300.0, 'recovery': 500.0}
+        side = {'rate': 100.0, 'cpu': 0.1, 'checkpoints': 4.0}
+        return {
+            'rows': [{'memory': 256, 'dirty': 64, 'turns': [turn]}],
+            'several': [
+                {'count': 8, 'memory': 256, 'dirty': 64, 'turns': [turn | {'recovered': 900.0}]}
+            ],
+            'restart': [
+                {
+                    'memory': 256,
+                    'turns': [{'start': 40.0, 'revert': 4.0, 'running': 61.0, 'answered': 150.0}],
+                }
+            ],
+            'automatic': [
+                {
+                    'seconds': 40.0,
+                    'sides': {'without': [side], 'with': [side | {'rate': rate, 'cpu': 0.13}]},
+                    'pauses': [5.0] * 99 + [50.0],
+                }
+            ],
+            # the machine was half as fast in the second turn
+            'resident': [{'sides': {'pcow': [99.0, 49.5, 99.0], 'raw': [100.0, 50.0, 100.0]}}],
+            'flush': [10000.0],
+            'rounds': 1,
+            'load': 0.0,
+            'machine': MACHINE,
+        }
+
+    def shown(self, rate: float) -> str:
+        return '\n'.join(item.text() for item in persist.tables(self.result(rate)))
+
+    def test_tables(self) -> None:
+        said = self.shown(97.0)
+        for met in (
+            'at most 20 ms: met',
+            'at most 150 ms: met',
+            'at least 0.97: met',
+            'at most 3%: met',
+            'at most 10 ms: met',
+            '0.990 (100 MiB/s raw)',
+        ):
+            self.assertIn(met, said)
+        self.assertIn('at most 60 ms: MISSED', said)
+        self.assertIn('10.0 us per MiB', said)
+        self.assertIn('at least 0.97: MISSED', self.shown(96.0))
+
+    def test_parts_that_were_not_measured(self) -> None:
+        result = self.result(97.0) | {'rows': [], 'several': [], 'automatic': [], 'flush': []}
+        (only,) = persist.tables(result)
+        self.assertEqual(5, len(only.rows))
+
+    def test_refused(self) -> None:
+        for words in ('--cases=256', '--cases=256:200', '--parts=x', '--rounds=0', '--seconds=0'):
+            with (
+                contextlib.redirect_stderr(io.StringIO()) as said,
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
+                self.assertEqual(1, bench.main(['persist', words]))
+            self.assertIn(words.partition('=')[0], said.getvalue())
+
+    def test_percentile(self) -> None:
+        self.assertEqual(99, persist.percentile([*range(1, 101)], 0.99))
+        self.assertEqual(7, persist.percentile([7], 0.99))

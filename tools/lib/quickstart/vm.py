@@ -47,13 +47,23 @@ class Vm:
         self._domain.create()
         self.root = self.expect(READY, timeout)[1].decode(errors='replace')
         took = time.perf_counter() - begun
+        self._attach()
+        return took
+
+    def attach(self) -> None:
+        """To the console of another QEMU than before, in which the guest goes on."""
+        self.release()
+        self._attach()
+        # a new terminal may lose some of what is typed first
+        self._write(b'#' * 16 + b'\n')
+
+    def _attach(self) -> None:
         path = ET.fromstring(self._domain.XMLDesc(0)).find('devices/serial/source')
         if path is None or not path.get('path'):
             raise exception.PcowError(reason=f'{self.name} has no console')
         self._terminal = os.open(
             str(path.get('path')), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
         )
-        return took
 
     def expect(self, pattern: re.Pattern[bytes], timeout: float) -> re.Match[bytes]:
         """Wait for ``pattern`` on the console, from where the last call found its own.

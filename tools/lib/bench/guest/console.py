@@ -96,7 +96,7 @@ class Guest:
                 return connection
             except OSError:
                 connection.close()
-                time.sleep(0.02)
+                time.sleep(0.002)
         raise exception.PcowError(
             reason=f'QEMU did not start: '
             f'{self._errors.read_text(errors="replace").strip()[-_TAIL:]}'
@@ -138,6 +138,15 @@ class Guest:
         if match[2] != b'0':
             raise exception.PcowError(reason=f'in the guest, {command!r} failed: {output[-_TAIL:]}')
         return output
+
+    def ask(self, line: str, answer: re.Pattern[bytes], timeout: float) -> re.Match[bytes]:
+        """What a program that has the console says to this line; short ones, as a UART has no flow
+        control.
+
+        :raises PcowError: it does not say that
+        """
+        self._console.sendall(line.encode() + b'\n')
+        return self._expect(answer, timeout)
 
     def _expect(self, pattern: re.Pattern[bytes], timeout: float) -> re.Match[bytes]:
         limit = time.monotonic() + timeout
