@@ -46,6 +46,9 @@ ROW = {
 }
 
 
+UNPUBLISHED = {'ablation'}  # no run of it on a calm machine yet
+
+
 class DensityTest(testtools.TestCase):
     SMAPS = """\
 7f0000000000-7f0010000000 rw-p 00000000 00:00 0
@@ -168,6 +171,9 @@ class DispatchTest(base.TestCase):
     def test_published_tables_follow_from_published_figures(self) -> None:
         published = bench.TOP / 'doc' / 'source' / '_static' / 'benchmarks'
         for name, benchmark in bench.benchmarks().items():
+            if name in UNPUBLISHED:
+                self.assertFalse((published / f'{name}.json').exists(), name)
+                continue
             result = json.loads((published / f'{name}.json').read_text())
             self.assertEqual(
                 store.shown(benchmark, result), (published / f'{name}.inc').read_text(), name
