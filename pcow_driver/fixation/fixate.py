@@ -16,6 +16,7 @@ from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
+from pcow_driver.fixation import at_signal
 from pcow_driver.fixation import automatic
 from pcow_driver.fixation import parallel
 from pcow_driver.fixation import policy
@@ -117,7 +118,7 @@ def _disarm(found: domain.Domain) -> None:
     """QEMU ends by a signal, and would take one more. That would be no harm."""
     try:
         with domain.errors():
-            found.qmp('pcow-checkpoint-at-signal')
+            at_signal.tell(found, '')
     except exception.PcowError as e:  # it is an older one, or hangs
         LOG.debug('%s: %s', found.name, e)
 

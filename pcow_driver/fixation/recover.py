@@ -18,6 +18,7 @@ import time
 from oslo_log import log as logging
 
 from pcow_driver.common import exception
+from pcow_driver.fixation import at_signal
 from pcow_driver.fixation import automatic
 from pcow_driver.fixation import parallel
 from pcow_driver.fixation import policy
@@ -265,7 +266,17 @@ def _start(found: domain.Domain, record: records.Record) -> records.Record:
     record = dataclasses.replace(record, kept=True)
     records.write(found.uuid, record)
     name = checkpoint.start_at(found, last or None, run=not record.paused)
+    _tell_at_signal(found)
     return dataclasses.replace(record, checkpoint=name)
+
+
+def _tell_at_signal(found: domain.Domain) -> None:
+    """At once: the loop comes by within a second, or is not there."""
+    wanted = policy.get(found)
+    try:
+        at_signal.tell(found, '' if wanted is None else wanted.on_shutdown)
+    except exception.PcowError as e:
+        LOG.warning('%s: its QEMU keeps no last moment by itself: %s', found.name, e)
 
 
 def _note_runs(found: domain.Domain, record: records.Record) -> float:

@@ -18,6 +18,7 @@ from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.common import tool
+from pcow_driver.fixation import at_signal
 from pcow_driver.fixation import automatic
 from pcow_driver.fixation import fixate
 from pcow_driver.fixation import policy
@@ -258,17 +259,12 @@ class Watch:
         return known[1]
 
     def _arm(self, found: domain.Domain, on_shutdown: str) -> None:
-        """Have its QEMU keep the last moment when it is told to end: nobody may be there to ask for
-        that then.
-        """
+        """Once for each run of its QEMU, and for each policy."""
         now = (self._run_of(found), on_shutdown)
         if self._armed.get(found.uuid) == now:
             return
         try:
-            if on_shutdown == policy.FIXATE:
-                found.qmp('pcow-checkpoint-at-signal', prefix=automatic.FIXATION)
-            else:
-                found.qmp('pcow-checkpoint-at-signal')
+            at_signal.tell(found, on_shutdown)
         except exception.QmpFailed as e:
             LOG.warning('%s: its QEMU keeps no last moment by itself: %s', found.name, e)
         self._armed[found.uuid] = now

@@ -15,6 +15,7 @@ from unittest import mock
 
 from pcow_driver.common import boot_id
 from pcow_driver.common import exception
+from pcow_driver.fixation import at_signal
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
 from pcow_driver.fixation import recover
@@ -42,6 +43,7 @@ class RecoveryCase(recorded.TestCase):
         self.fails = False
         self.reverted = list[tuple[str | None, bool]]()
         self.arrived = list[str]()
+        self.told = list[tuple[str, list[tuple[str | None, bool]]]]()  # of QEMU, and when
         self.connection: Any = self.recorded
         for where, name, new in (
             (checkpoint, 'start_at', self.start_at),
@@ -49,6 +51,8 @@ class RecoveryCase(recorded.TestCase):
             (domain, 'errors', contextlib.nullcontext),
             (domain, 'connect', lambda: contextlib.nullcontext(self.connection)),
             (runs, 'current', lambda _found: 'this run'),
+            (policy, 'get', lambda _found: policy.Policy()),
+            (at_signal, 'tell', lambda _found, word: self.told.append((word, self.reverted[:]))),
         ):
             self.begin(mock.patch.object(where, name, new=new))
         self.begin(mock.patch('pcow_driver.vm.tree.checkpoints', new=lambda _found: self.there))
@@ -110,6 +114,19 @@ class RecoveryTest(RecoveryCase):
                 record.tries,
             ),
         )
+
+    def test_its_qemu_keeps_the_last_moment_again(self) -> None:
+        self.keep_unsaved()
+        self.recover(State.FIXATED)
+        self.assertEqual([(policy.FIXATE, [(self.last, True)])], self.told)
+
+    def test_a_qemu_that_keeps_no_last_moment(self) -> None:
+        def tell(_found: Any, _word: str) -> None:
+            raise exception.QmpFailed(command='x', error_class='y', description='older')
+
+        self.keep_unsaved()
+        self.begin(mock.patch.object(at_signal, 'tell', new=tell))
+        self.assertEqual('', self.recover(State.FIXATED).problem)
 
     def test_after_a_kill(self) -> None:
         self.keep_unsaved()
