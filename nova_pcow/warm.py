@@ -289,7 +289,7 @@ def fork(record: warm_records.Record, uuid: str) -> list[str]:
     :raises PcowError: the pool has no room, or a scrub has found damage
     """
     made: list[str] = []
-    with warm_records.lock(record.image), contextlib.ExitStack() as undo:
+    with warm_records.lock(record.server), contextlib.ExitStack() as undo:
         if warm_records.get(record.image) is None:
             raise WarmUnfit(reason='its checkpoint has just been removed')
         undo.callback(storage.delete_made, _pool(record), made)
@@ -349,26 +349,46 @@ def find_parent(connection: Any, record: warm_records.Record) -> domain.Domain |
     return None if name is None else domain.Domain(connection, name)
 
 
-def remove(record: warm_records.Record, parent: domain.Domain | None) -> None:
+def remove(
+    record: warm_records.Record,
+    parent: domain.Domain | None,
+    *,
+    is_deleted: Callable[[str], bool] = lambda _server: True,
+) -> None:
     """Give up a checkpoint, and what this host knows of it; of a parent that was deleted, its
     images go with the last one.
 
     :param parent: None: it has no domain on this host
+    :param is_deleted: says of a server that is taken for deleted whether it is
     :raises WarmStays: something stands on it, or it cannot be deleted now
     """
-    with warm_records.lock(record.image):
+    with warm_records.lock(record.server):
+        found = warm_records.get(record.image)
+        if found is None:
+            return
+        record = found
         standing = children(record)
         try:
-            _remove(record, parent)
+            _remove(record, parent, is_deleted)
         except exception.PcowError as e:
             words = f'what stands on it is {", ".join(standing)}: ' if standing else ''
             raise WarmStays(image=record.image, reason=f'{words}{e}') from e
         warm_records.forget(record.image)
 
 
-def _remove(record: warm_records.Record, parent: domain.Domain | None) -> None:
+def _remove(
+    record: warm_records.Record, parent: domain.Domain | None, is_deleted: Callable[[str], bool]
+) -> None:
     others = [one for one in warm_records.of_server(record.server) if one.image != record.image]
     if parent is None and record.is_orphaned and not others:
+        if not is_deleted(record.server):
+            raise WarmStays(
+                image=record.image,
+                reason=(
+                    f'the deletion of its server {record.server} has begun, and Nova does not say '
+                    f'that it has ended: delete the server once more, or reboot it hard to keep it'
+                ),
+            )
         for item in _images(record):
             item.pool.delete_image(item.name)
         return

@@ -11,6 +11,7 @@ from typing import Any
 
 from nova import context as nova_context
 from nova import exception as nova_exception
+from nova import objects
 from nova import service_auth
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
@@ -180,7 +181,8 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
     def _drop(self, record: warm_records.Record) -> None:
         try:
             with domain.errors():
-                warm.remove(record, warm.find_parent(self._host.get_connection(), record))
+                parent = warm.find_parent(self._host.get_connection(), record)
+                warm.remove(record, parent, is_deleted=_is_server_deleted)
         except (exception.PcowError, OSError, nova_exception.NovaException) as e:
             LOG.warning('%s', e)
 
@@ -255,6 +257,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         pause: bool = False,
         post_xml_callback: Callable[[], None] | None = None,
     ) -> Any:
+        self._restore_parent(instance)
         start = self._warm.pop(instance.uuid, None)
         if start is None:
             return super()._create_guest(context, xml, instance, power_on, pause, post_xml_callback)
@@ -278,6 +281,16 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             instance=instance,
         )
         return guest
+
+    @staticmethod
+    def _restore_parent(instance: Any) -> None:
+        """A server that has a domain again is not deleted, whatever was begun."""
+        if not flavor_module.is_pcow(instance):
+            return
+        try:
+            warm_records.restore(instance.uuid)
+        except exception.PcowError as e:  # its domain keeps its images
+            LOG.error('%s', e, instance=instance)
 
     def _create_warm_guest(
         self, xml: str, instance: Any, start: warm.Start, prepare: Callable[[], None]
@@ -306,6 +319,18 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             found = domain.Domain(self._host.get_connection(), instance.name)
             if found.active():
                 found.destroy()
+
+
+def _is_server_deleted(server: str) -> bool:
+    """Whether Nova says so of one whose deletion this host has begun; False: nobody can say."""
+    context = nova_context.get_admin_context(read_deleted='yes')
+    try:
+        return bool(objects.Instance.get_by_uuid(context, server, []).deleted)
+    except nova_exception.InstanceNotFound:  # archived since
+        return True
+    except Exception as e:  # of the database, or of the conductor: asked again later
+        LOG.warning('Whether the server %s is deleted cannot be told: %s', server, e)
+        return False
 
 
 def _service_context() -> Any | None:

@@ -127,9 +127,12 @@ def _is_id(image: str) -> bool:
         return False
 
 
-def lock(image: str) -> contextlib.AbstractContextManager[None]:
-    """Held by who changes what is kept for an image."""
-    return locks.lock(f'warm-{image}')
+def lock(server: str) -> contextlib.AbstractContextManager[None]:
+    """Held by who changes what is kept of a parent: its records, or the images that stay for them.
+
+    :param server: UUID of the parent
+    """
+    return locks.lock(f'warm-{server}')
 
 
 def change(image: str, **values: Any) -> Record | None:
@@ -137,12 +140,31 @@ def change(image: str, **values: Any) -> Record | None:
 
     :raises StateInvalid:
     """
-    with lock(image):
-        found = get(image)
-        if found is not None:
-            found = dataclasses.replace(found, **values)
-            put(found)
-        return found
+    found = get(image)
+    if found is None:
+        return None
+    with lock(found.server):
+        return change_locked(image, **values)
+
+
+def change_locked(image: str, **values: Any) -> Record | None:
+    """The same, of who has the lock."""
+    found = get(image)
+    if found is not None:
+        found = dataclasses.replace(found, **values)
+        put(found)
+    return found
+
+
+def restore(server: str) -> None:
+    """A server that was taken for deleted goes on.
+
+    :raises StateInvalid:
+    """
+    if any(record.is_orphaned for record in of_server(server)):
+        with lock(server):
+            for record in of_server(server):
+                change_locked(record.image, is_orphaned=False)
 
 
 def forget(image: str) -> None:
