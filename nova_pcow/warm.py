@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import json
 import os
 from typing import Any
 
@@ -100,7 +101,12 @@ def check(found: domain.Domain, uuid: str, wanted: flavor_module.PcowFlavor) -> 
     """
     try:
         return _check(found, uuid, wanted)
-    except (exception.DomainInvalid, exception.XmlInvalid, warm_xml.MachineDiffers) as e:
+    except (
+        exception.DomainInvalid,
+        exception.DeviceTooLarge,
+        exception.XmlInvalid,
+        warm_xml.MachineDiffers,
+    ) as e:
         raise WarmRefused(reason=str(e)) from e
 
 
@@ -118,6 +124,8 @@ def _check(found: domain.Domain, uuid: str, wanted: flavor_module.PcowFlavor) ->
         )
     if not found.running():
         raise WarmRefused(reason='its guest does not run')
+    # others would get images of this size
+    storage.check_sizes(uuid, wanted, noted=False)
     definition, running = found.definition(), found.running_xml()
     _check_interfaces(running)
     _check_interfaces(definition)
@@ -142,6 +150,28 @@ def _check(found: domain.Domain, uuid: str, wanted: flavor_module.PcowFlavor) ->
             raise WarmRefused(reason=f'it has {what}')
     warm_xml.check_unchanged(running, definition)
     return warm_xml.describe(definition)
+
+
+def processor(found: domain.Domain) -> str:
+    """What the guest of a domain that is active may have seen of its CPU. Its definition need not
+    say: the host's own model is another one after an update.
+
+    :raises QmpFailed:
+    :raises XmlInvalid:
+    """
+    shown, is_all = warm_xml.processor(found.running_xml())
+    if is_all:
+        return shown
+    host = os.uname()
+    return '\n'.join(
+        (
+            shown,
+            warm_xml.host_processor(found.capabilities()),
+            host.release,
+            host.version,
+            json.dumps(found.qmp('query-version'), sort_keys=True),
+        )
+    )
 
 
 def _check_interfaces(xml: str) -> None:
@@ -274,6 +304,19 @@ def check_fits(
         raise WarmUnfit(
             reason=f'placement has put it into the pool {pool.name}, and the checkpoint is in '
             f'another one'
+        )
+
+
+def check_processor(record: warm_records.Record, found: domain.Domain) -> None:
+    """Before the state of the checkpoint is loaded.
+
+    :param found: active
+    :raises WarmUnfit: its guest would go on with another CPU than it has seen
+    """
+    if not record.processor or processor(found) != record.processor:
+        raise WarmUnfit(
+            reason='the CPU that this host would give it is not that of the checkpoint: updates of '
+            'the host, or options of Nova, have changed it; make a new warm image'
         )
 
 

@@ -13,9 +13,12 @@ from nova import context as nova_context
 from nova import exception as nova_exception
 from nova import objects
 from nova import service_auth
+from nova import utils
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
+import nova.conf
 from nova.conf import service_token
+from nova.virt import configdrive
 from nova.virt.libvirt import guest as libvirt_guest
 from oslo_log import log as logging
 from oslo_utils import excutils
@@ -30,14 +33,19 @@ from nova_pcow import warm
 from nova_pcow import warm_records
 from nova_pcow import warm_xml
 from pcow_driver.common import exception
+from pcow_driver.common import interrupt
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
+CONF = nova.conf.CONF
 
 _ASKED = 'true'
 _BEGUN = 'compute_pcow_warm'  # event of the action that creates a server
 _MADE = 'compute_pcow_warm_image'  # of the action that makes an image
+_NO_CONFIG_DRIVE = (
+    'leave it out (--no-config-drive, img_config_drive of the image, [DEFAULT] force_config_drive)'
+)
 _TASKS = (task_states.IMAGE_SNAPSHOT_PENDING, task_states.IMAGE_SNAPSHOT)
 
 
@@ -69,7 +77,8 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         self, context: Any, instance: Any, image_id: str, update_task_state: Any
     ) -> None:
         self._drop_deleted(context, instance.project_id)
-        found = domain.Domain(self._host.get_connection(), instance.name)
+        # QEMU answers when the checkpoint is there
+        found = utils.tpool_wrap(domain.Domain(self._host.get_connection(), instance.name))
         record = self._new_record(context, instance, image_id, found)
         with warm.taken(found, record, self._undo) as taken:
             self._make_image(
@@ -102,6 +111,11 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         self, context: Any, instance: Any, image_id: str, found: domain.Domain
     ) -> warm_records.Record:
         """:raises WarmRefused:"""
+        if configdrive.required_by(instance):
+            raise warm.WarmRefused(
+                reason=f'it has a config drive, and others would go on over another one: '
+                f'{_NO_CONFIG_DRIVE}'
+            )
         if instance.image_meta.properties.get('os_require_quiesce', False):
             raise warm.WarmRefused(
                 reason=(
@@ -123,6 +137,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             root_size=wanted.root_size or 0,
             machine=machine,
             taken=warm_records.now(),
+            processor=warm.processor(found),
         )
 
     def _is_seen(self, image_id: str) -> bool:
@@ -215,7 +230,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 wanted=wanted,
                 pool=pool,
             )
-            made = warm.fork(record, instance.uuid)
+            made = self._forked(record, instance.uuid, wanted)
         except (exception.PcowError, OSError) as e:
             self._tell_boots(context, instance, e)
             return []
@@ -225,11 +240,34 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         return made
 
     @staticmethod
+    def _forked(
+        record: warm_records.Record, uuid: str, wanted: flavor_module.PcowFlavor
+    ) -> list[str]:
+        """Names of images that a domain of the flavor may have; none stays if it may not."""
+        made = warm.fork(record, uuid)
+        try:
+            storage.check_startable(uuid, wanted)
+        except BaseException:
+            with interrupt.clearing_up():
+                storage.discard(uuid, made)
+            raise
+        return made
+
+    @staticmethod
     def _check_fresh(instance: Any) -> None:
         """:raises WarmUnfit: it was given what only a guest that boots would look at"""
         if instance.user_data or instance.key_name:
             raise warm.WarmUnfit(
                 reason='it has user data or a key pair, which its guest reads when it boots'
+            )
+        if configdrive.required_by(instance):
+            raise warm.WarmUnfit(
+                reason=f'it has a config drive, which its guest reads when it boots: '
+                f'{_NO_CONFIG_DRIVE}'
+            )
+        if instance.trusted_certs or CONF.glance.verify_glance_signatures:
+            raise warm.WarmUnfit(
+                reason='the signature of its image is to be checked, and a checkpoint has none'
             )
 
     @staticmethod
@@ -271,7 +309,9 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 start.boot_instead()
             self._tell_boots(context, instance, warm.WarmUnfit(reason=str(e)))
             return super()._create_guest(context, xml, instance, power_on, pause, prepare)
-        with compute_utils.EventReporter(context, _BEGUN, self._service_host, instance.uuid):
+        with compute_utils.EventReporter(
+            context, _BEGUN, self._service_host, instance.uuid, graceful_exit=True
+        ):
             if not pause:
                 guest.resume()
         LOG.info(
@@ -308,7 +348,8 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         )
         prepare()
         guest.launch(pause=True)
-        found.qmp('pcow-checkpoint-revert')
+        warm.check_processor(start.record, found)
+        utils.tpool_wrap(found).qmp('pcow-checkpoint-revert')
         for interface in interfaces:
             found.attach(interface)
         return guest

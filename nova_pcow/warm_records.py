@@ -56,6 +56,7 @@ class Record:
     root_size: int  # of its data
     machine: str  # XML that the domain of another one has to be like
     taken: str  # when, ISO 8601, UTC
+    processor: str = ''  # that its guest has seen; empty: an earlier version has not kept it
     members: dict[str, Member] = dataclasses.field(default_factory=dict)  # by role
     checksum: str = ''  # of the image in Glance; empty while it is made
     # the service sees it in Glance by its own rights: so it is gone if it does not
