@@ -36,6 +36,7 @@ from pcow_driver.virt import domain
 from pcow_driver.virt import fork_xml
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import checkpoint
+from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
 
@@ -435,9 +436,10 @@ def _remove(
         for item in _images(record):
             item.pool.delete_image(item.name)
         return
-    if parent is not None and parent.is_checkpoint(record.checkpoint):
-        _delete_checkpoint(parent, record.checkpoint)
+    if parent is not None and _delete_checkpoint(parent, record.checkpoint):
         return
+    if not (record.is_complete or record.is_orphaned):
+        _check_finished(record)
     for item in _images(record):
         _info, snapshot = _part(item, record.checkpoint)
         if snapshot is None:
@@ -450,13 +452,46 @@ def _remove(
         image.snapshot_delete(item.path, record.checkpoint)
 
 
-def _delete_checkpoint(parent: domain.Domain, name: str) -> None:
-    if parent.active():
-        for path in parent.writable():
-            # QEMU may not list the pool to see whether the images that were made on it still exist
-            if any(one.name == name and one.pinned for one in _listed(path)):
-                image.snapshot_unpin(path, name)
-    checkpoint.delete(parent, name)
+def _delete_checkpoint(parent: domain.Domain, name: str) -> bool:
+    """Whether there was one.
+
+    :raises PcowError: it stays
+    """
+    if not parent.active():
+        if not parent.is_checkpoint(name):
+            return False
+        checkpoint.delete(parent, name)
+        return True
+    for path in parent.writable():
+        # QEMU may not list the pool to see whether the images that were made on it still exist
+        if any(one.name == name and one.pinned for one in _listed(path)):
+            image.snapshot_unpin(path, name)
+    try:
+        # asked in any case: one that is durable may have no name yet, and QEMU gives it that first
+        checkpoint.delete(parent, name)
+    except exception.PcowError:
+        ram = parent.ram()
+        if parent.is_checkpoint(name) or (ram is not None and tree.is_unfinished_in(ram)):
+            raise
+        return False
+    return True
+
+
+def _check_finished(record: warm_records.Record) -> None:
+    """Of a parent that is off: what QEMU has not named yet may be the checkpoint.
+
+    :raises WarmStays:
+    """
+    for item in _images(record):
+        if item.role == storage.RAM and tree.is_unfinished_in(item.path):
+            raise WarmStays(
+                image=record.image,
+                reason=(
+                    f'its server {record.server} has a checkpoint that was cut off when it was '
+                    f'taken, and its next start finishes that: start it, and stop it again if it '
+                    f'was off'
+                ),
+            )
 
 
 def _listed(path: str) -> list[model.Snapshot]:

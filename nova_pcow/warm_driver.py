@@ -56,6 +56,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         super().__init__(virtapi, read_only)
         # by server that is being built, and is to go on from a checkpoint
         self._warm: dict[str, warm.Start] = {}
+        self._making: set[str] = set()  # IDs of warm images
 
     # ---- images ------------------------------------------------------------------------------
 
@@ -65,6 +66,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             return
         self._host.get_guest(instance)  # InstanceNotFound is told as it is
         try:
+            self._making.add(image_id)
             with errors.internal(), domain.errors():
                 self._make_warm_image(context, instance, image_id, update_task_state)
         except Exception as e:
@@ -72,6 +74,8 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 # Nova's own event has ended by now, with success
                 LOG.warning('No warm image was made: %s', e, instance=instance)
                 errors.tell(context, instance, self._service_host, _MADE, e)
+        finally:
+            self._making.discard(image_id)
 
     def _make_warm_image(
         self, context: Any, instance: Any, image_id: str, update_task_state: Any
@@ -160,34 +164,75 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         return False
 
     def _drop_deleted(self, context: Any, project: str) -> None:
-        """Of a project, as far as who asks would see the images."""
+        """Of a project, as far as who asks would see the images. Glance has just shown him the one
+        that he is making.
+        """
         for record in warm_records.find():
             if record.project == project and record.owner == context.project_id:
                 if record.is_complete and self._is_deleted(context, record):
                     self._drop(record)
 
-    def _drop_warm_leftovers(self, *, begins: bool = False) -> None:
-        """What is kept for images that are deleted.
+    def _drop_unfinished(self) -> None:
+        """What was in the making, and nobody makes now; also what could not be given up then."""
+        for record in self._records():
+            if not (record.is_complete or record.image in self._making):
+                self._drop(record)
 
-        :param begins: the service does, so what was in the making never comes to its end
-        """
+    def _drop_warm_leftovers(self) -> None:
+        """What is kept for images that are deleted, as far as the service sees them."""
+        self._drop_unfinished()
+        context = _service_context()
+        seen = [one for one in self._records() if one.is_complete and one.is_seen]
+        if context is None or not seen:
+            return
+        missed = {one.image for one in seen if self._is_deleted(context, one)}
+        # to who has lost his rights Glance says the same as of what is deleted
+        if len(missed) == len(seen) and not self._sees_any(context, {one.owner for one in seen}):
+            LOG.warning(
+                'Glance shows the service none of the images %s, and nothing else of their '
+                'projects: they are deleted, or [service_user] may not see them any more. The '
+                'checkpoints stay; pcowctl server delete-warm gives them up',
+                ', '.join(sorted(missed)),
+            )
+            return
+        for record in seen:
+            if record.image in missed and record.is_missed:
+                self._drop(record)
+            elif (record.image in missed) != record.is_missed:
+                self._note_missed(record)
+
+    def _note_missed(self, record: warm_records.Record) -> None:
+        """One answer of Glance's is not enough: the next one is an interval later."""
         try:
-            context, records = _service_context(), warm_records.find()
+            warm_records.change(record.image, is_missed=not record.is_missed)
         except exception.PcowError as e:
             LOG.error('%s', e)
-            return
-        for record in records:
-            if not record.is_complete:
-                if begins:
-                    self._drop(record)
-            elif record.is_seen and context is not None and self._is_deleted(context, record):
-                self._drop(record)
+
+    def _sees_any(self, context: Any, owners: set[str]) -> bool:
+        """Whether it sees an image of one of these projects that it sees by its rights alone."""
+        try:
+            return any(
+                one.get('owner') == owner and not one.get('is_public')
+                for owner in owners
+                for one in self._image_api.get_all(context, filters={'owner': owner})
+            )
+        except Exception as e:  # as of _is_seen()
+            LOG.debug('What the service sees in Glance cannot be told: %s', e)
+            return False
+
+    @staticmethod
+    def _records() -> list[warm_records.Record]:
+        try:
+            return warm_records.find()
+        except exception.PcowError as e:
+            LOG.error('%s', e)
+            return []
 
     def _undo(self, image_id: str) -> None:
         """Its parent may be deleted meanwhile."""
         try:
             record = warm_records.get(image_id)
-        except exception.PcowError as e:  # a service that begins looks again
+        except exception.PcowError as e:  # it is looked at again
             LOG.error('What was made for a warm image stays for now: %s', e)
             return
         if record is not None:

@@ -11,6 +11,7 @@ import os
 from typing import Any
 from unittest import mock
 
+from nova_pcow import cli
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
 from nova_pcow import storage
@@ -112,8 +113,20 @@ class RecordTest(WarmTestCase):
             self.assertIsNone(warm_records.get(name), name)
 
     def test_damaged(self) -> None:
-        self.make()
+        told = dataclasses.asdict(self.make())
+        self.assertEqual([], warm_records.unreadable())
+        member = {'image': 'i', 'snapshot': 's'}
         for text, words in (
+            *((text, 'it is damaged') for text in ('[]', 'null', '3', '"x"')),
+            *(
+                (json.dumps(told | values), f'it is damaged ({next(iter(values))}')
+                for values in (
+                    {'server': '../../etc'},
+                    {'members': {'../x': member}},
+                    {'vcpus': '1'},
+                    {'is_orphaned': 1},
+                )
+            ),
             ('{', 'it is damaged'),
             ('{"members": {}}', 'it is damaged'),
             (json.dumps(dataclasses.asdict(self.record(_OTHER))), f'it is that of {_OTHER}'),
@@ -122,8 +135,12 @@ class RecordTest(WarmTestCase):
                 file.write(text)
             error = self.assertRaises(exception.StateInvalid, warm_records.get, _IMAGE)
             self.assertIn(words, str(error))
+            self.assertIn('delete this file', str(error))
             with self.assertLogs('nova_pcow.warm_records', 'ERROR'):
                 self.assertEqual([], warm_records.find())
+            self.assertEqual([_IMAGE], warm_records.unreadable())
+            rows = cli.ListWarm(mock.Mock(), mock.Mock()).take_action(mock.Mock())[1]
+            self.assertEqual([(_IMAGE, 'damaged')], [(row[0], row[4]) for row in rows])
 
 
 class FitTest(WarmTestCase):

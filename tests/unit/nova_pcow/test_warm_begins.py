@@ -8,6 +8,7 @@ from unittest import mock
 
 from nova import exception as nova_exception
 
+from nova_pcow import flavor
 from nova_pcow import storage
 from nova_pcow import warm
 from nova_pcow import warm_records
@@ -80,7 +81,7 @@ class WarmRefusedTest(test_warm_servers.WarmServersTestCase):
         path = self.path(self.parent, 'root')
         image.resize(path, image.info(path).virtual_size + 64 * units.MIB)
         found = mock.Mock()
-        wanted = storage.flavor_module.of(self.instance(self.parent))
+        wanted = flavor.of(self.instance(self.parent))
         error = self.assertRaises(
             exception.DeviceTooLarge, warm._check, found, self.parent['id'], wanted
         )

@@ -205,16 +205,20 @@ class WarmImageTest(WarmServersTestCase):
 
     def test_service_that_was_killed(self) -> None:
         """While it uploaded."""
+
+        def update(*_words: Any, **_more: Any) -> None:
+            self.driver._drop_warm_leftovers()
+            self.assertEqual(1, len(warm_records.find()))  # it is in the making
+            raise SystemExit
+
         with (
-            mock.patch.object(self.glance, 'update', side_effect=SystemExit),
-            mock.patch('nova_pcow.warm.remove', side_effect=exception.PcowError(reason='killed')),
+            mock.patch.object(self.glance, 'update', side_effect=update),
+            mock.patch('nova_pcow.warm_driver.WarmLibvirtDriver._undo'),
         ):
             self.assertRaises(SystemExit, self.make)
         (record,) = warm_records.find()
         self.assertFalse(record.is_complete)
-        self.driver._drop_warm_leftovers()  # it may be in the making
-        self.assertEqual([record], warm_records.find())
-        self.driver._drop_warm_leftovers(begins=True)
+        self.driver._drop_unfinished()
         self.assertEqual([], warm_records.find())
         self.assertEqual({'root': [], 'ram': []}, self.snapshots(self.parent))
 
@@ -233,7 +237,19 @@ class WarmImageTest(WarmServersTestCase):
             self.driver.manage_image_cache(self.context(), [])
             self.assertEqual(1, len(warm_records.find()))
             del self.glance.images[WARM_IMAGE]
+            for _once in range(3):  # it sees nothing of the project now: nothing at all, perhaps
+                self.driver.manage_image_cache(self.context(), [])
+            self.assertEqual(1, len(warm_records.find()))
+            self.glance.images['o'] = found | {'owner': self.project, 'is_public': False}
             self.driver.manage_image_cache(self.context(), [])
+            self.assertEqual([True], [one.is_missed for one in warm_records.find()])
+            self.glance.images[WARM_IMAGE] = found
+            self.driver.manage_image_cache(self.context(), [])
+            self.assertEqual([False], [one.is_missed for one in warm_records.find()])
+            del self.glance.images[WARM_IMAGE]
+            for _once in range(2):  # is not enough
+                self.assertEqual(1, len(warm_records.find()))
+                self.driver.manage_image_cache(self.context(), [])
         self.assertEqual([], warm_records.find())
         self.assertEqual({'root': [], 'ram': []}, self.snapshots(self.parent))
 
