@@ -89,7 +89,10 @@ class ListWarm(lister.Lister):
         del parsed_args
         return (
             ('image', 'server', 'project', 'taken', 'state', 'images on it'),
-            [_row(record) for record in warm_records.find()],
+            [
+                *(_row(record) for record in warm_records.find()),
+                *((image, '-', '-', '-', 'damaged', '-') for image in warm_records.unreadable()),
+            ],
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from nova import exception as nova_exception
 from nova.compute import task_states
+from nova.compute import vm_states
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
@@ -36,6 +37,17 @@ _SHELVING = (
 )
 
 
+def _ends(instance: Any) -> bool:
+    """Whether the server itself does. What Nova has of one that has moved, or that could not begin,
+    goes in the same way.
+    """
+    return (
+        bool(instance.deleted)
+        or instance.task_state == task_states.DELETING
+        or instance.vm_state == vm_states.SOFT_DELETED
+    )
+
+
 class DeletionLibvirtDriver(resize_driver.ResizeLibvirtDriver):
     """See :mod:`nova_pcow.deletion_driver`."""
 
@@ -55,8 +67,7 @@ class DeletionLibvirtDriver(resize_driver.ResizeLibvirtDriver):
 
     def delete_instance_files(self, instance: Any) -> bool:
         kept = self._kept.get(instance.uuid, frozenset())
-        images_are_gone = storage.delete(instance.uuid, keep=kept | self._orphan(instance.uuid))
-        images_are_gone &= not kept
+        images_are_gone = self._delete_images(instance, kept) and not kept
         if (
             not (images_are_gone or kept)
             and flavor_module.is_pcow(instance)
@@ -76,14 +87,23 @@ class DeletionLibvirtDriver(resize_driver.ResizeLibvirtDriver):
         # what Nova notes by the answer is of servers that end
         return files_are_gone and images_are_gone and instance.task_state != task_states.MIGRATING
 
+    def _delete_images(self, instance: Any, kept: frozenset[str]) -> bool:
+        """Whether all are gone but those that are kept, or that warm images are made of."""
+        if not flavor_module.is_pcow(instance):
+            return storage.delete(instance.uuid, keep=kept)
+        with warm_records.lock(instance.uuid):
+            kept |= self._orphan(instance, ends=not kept and _ends(instance))
+            return storage.delete(instance.uuid, keep=kept)
+
     @staticmethod
-    def _orphan(uuid: str) -> frozenset[str]:
-        """Roles of images that outlive a server, because warm images are made of it."""
-        found = warm_records.of_server(uuid)
-        for record in found:
-            if not record.is_orphaned:
-                warm_records.change(record.image, is_orphaned=True)
-        return frozenset(item.role for item in storage.find(uuid)) if found else frozenset()
+    def _orphan(instance: Any, *, ends: bool) -> frozenset[str]:
+        """Roles of images that outlive what a server has, because warm images are made of it."""
+        found = warm_records.of_server(instance.uuid)
+        for record in found if ends else ():
+            warm_records.change_locked(record.image, is_orphaned=True)
+        if not found:
+            return frozenset()
+        return frozenset(item.role for item in storage.find(instance.uuid))
 
     @staticmethod
     def _was_cut_short(uuid: str) -> bool:

@@ -50,7 +50,7 @@ class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
         except exception.PcowError as e:
             LOG.error('Servers with persistent memory will not start: %s', e)
         self._delete_leftovers()
-        self._drop_warm_leftovers(begins=True)
+        self._drop_unfinished()
         self._interrupted = suspension.settle(self._host, suspension.interrupted(host))
 
     def update_provider_tree(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import json
 import os
 from typing import Any
 
@@ -35,6 +36,7 @@ from pcow_driver.virt import domain
 from pcow_driver.virt import fork_xml
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import checkpoint
+from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
 
@@ -100,7 +102,12 @@ def check(found: domain.Domain, uuid: str, wanted: flavor_module.PcowFlavor) -> 
     """
     try:
         return _check(found, uuid, wanted)
-    except (exception.DomainInvalid, exception.XmlInvalid, warm_xml.MachineDiffers) as e:
+    except (
+        exception.DomainInvalid,
+        exception.DeviceTooLarge,
+        exception.XmlInvalid,
+        warm_xml.MachineDiffers,
+    ) as e:
         raise WarmRefused(reason=str(e)) from e
 
 
@@ -118,6 +125,8 @@ def _check(found: domain.Domain, uuid: str, wanted: flavor_module.PcowFlavor) ->
         )
     if not found.running():
         raise WarmRefused(reason='its guest does not run')
+    # others would get images of this size
+    storage.check_sizes(uuid, wanted, noted=False)
     definition, running = found.definition(), found.running_xml()
     _check_interfaces(running)
     _check_interfaces(definition)
@@ -142,6 +151,28 @@ def _check(found: domain.Domain, uuid: str, wanted: flavor_module.PcowFlavor) ->
             raise WarmRefused(reason=f'it has {what}')
     warm_xml.check_unchanged(running, definition)
     return warm_xml.describe(definition)
+
+
+def processor(found: domain.Domain) -> str:
+    """What the guest of a domain that is active may have seen of its CPU. Its definition need not
+    say: the host's own model is another one after an update.
+
+    :raises QmpFailed:
+    :raises XmlInvalid:
+    """
+    shown, is_all = warm_xml.processor(found.running_xml())
+    if is_all:
+        return shown
+    host = os.uname()
+    return '\n'.join(
+        (
+            shown,
+            warm_xml.host_processor(found.capabilities()),
+            host.release,
+            host.version,
+            json.dumps(found.qmp('query-version'), sort_keys=True),
+        )
+    )
 
 
 def _check_interfaces(xml: str) -> None:
@@ -277,6 +308,19 @@ def check_fits(
         )
 
 
+def check_processor(record: warm_records.Record, found: domain.Domain) -> None:
+    """Before the state of the checkpoint is loaded.
+
+    :param found: active
+    :raises WarmUnfit: its guest would go on with another CPU than it has seen
+    """
+    if not record.processor or processor(found) != record.processor:
+        raise WarmUnfit(
+            reason='the CPU that this host would give it is not that of the checkpoint: updates of '
+            'the host, or options of Nova, have changed it; make a new warm image'
+        )
+
+
 def _mib(size: int | None) -> int:
     return (size or 0) // units.MIB
 
@@ -289,7 +333,7 @@ def fork(record: warm_records.Record, uuid: str) -> list[str]:
     :raises PcowError: the pool has no room, or a scrub has found damage
     """
     made: list[str] = []
-    with warm_records.lock(record.image), contextlib.ExitStack() as undo:
+    with warm_records.lock(record.server), contextlib.ExitStack() as undo:
         if warm_records.get(record.image) is None:
             raise WarmUnfit(reason='its checkpoint has just been removed')
         undo.callback(storage.delete_made, _pool(record), made)
@@ -349,32 +393,53 @@ def find_parent(connection: Any, record: warm_records.Record) -> domain.Domain |
     return None if name is None else domain.Domain(connection, name)
 
 
-def remove(record: warm_records.Record, parent: domain.Domain | None) -> None:
+def remove(
+    record: warm_records.Record,
+    parent: domain.Domain | None,
+    *,
+    is_deleted: Callable[[str], bool] = lambda _server: True,
+) -> None:
     """Give up a checkpoint, and what this host knows of it; of a parent that was deleted, its
     images go with the last one.
 
     :param parent: None: it has no domain on this host
+    :param is_deleted: says of a server that is taken for deleted whether it is
     :raises WarmStays: something stands on it, or it cannot be deleted now
     """
-    with warm_records.lock(record.image):
+    with warm_records.lock(record.server):
+        found = warm_records.get(record.image)
+        if found is None:
+            return
+        record = found
         standing = children(record)
         try:
-            _remove(record, parent)
+            _remove(record, parent, is_deleted)
         except exception.PcowError as e:
             words = f'what stands on it is {", ".join(standing)}: ' if standing else ''
             raise WarmStays(image=record.image, reason=f'{words}{e}') from e
         warm_records.forget(record.image)
 
 
-def _remove(record: warm_records.Record, parent: domain.Domain | None) -> None:
+def _remove(
+    record: warm_records.Record, parent: domain.Domain | None, is_deleted: Callable[[str], bool]
+) -> None:
     others = [one for one in warm_records.of_server(record.server) if one.image != record.image]
     if parent is None and record.is_orphaned and not others:
+        if not is_deleted(record.server):
+            raise WarmStays(
+                image=record.image,
+                reason=(
+                    f'the deletion of its server {record.server} has begun, and Nova does not say '
+                    f'that it has ended: delete the server once more, or reboot it hard to keep it'
+                ),
+            )
         for item in _images(record):
             item.pool.delete_image(item.name)
         return
-    if parent is not None and parent.is_checkpoint(record.checkpoint):
-        _delete_checkpoint(parent, record.checkpoint)
+    if parent is not None and _delete_checkpoint(parent, record.checkpoint):
         return
+    if not (record.is_complete or record.is_orphaned):
+        _check_finished(record)
     for item in _images(record):
         _info, snapshot = _part(item, record.checkpoint)
         if snapshot is None:
@@ -387,13 +452,46 @@ def _remove(record: warm_records.Record, parent: domain.Domain | None) -> None:
         image.snapshot_delete(item.path, record.checkpoint)
 
 
-def _delete_checkpoint(parent: domain.Domain, name: str) -> None:
-    if parent.active():
-        for path in parent.writable():
-            # QEMU may not list the pool to see whether the images that were made on it still exist
-            if any(one.name == name and one.pinned for one in _listed(path)):
-                image.snapshot_unpin(path, name)
-    checkpoint.delete(parent, name)
+def _delete_checkpoint(parent: domain.Domain, name: str) -> bool:
+    """Whether there was one.
+
+    :raises PcowError: it stays
+    """
+    if not parent.active():
+        if not parent.is_checkpoint(name):
+            return False
+        checkpoint.delete(parent, name)
+        return True
+    for path in parent.writable():
+        # QEMU may not list the pool to see whether the images that were made on it still exist
+        if any(one.name == name and one.pinned for one in _listed(path)):
+            image.snapshot_unpin(path, name)
+    try:
+        # asked in any case: one that is durable may have no name yet, and QEMU gives it that first
+        checkpoint.delete(parent, name)
+    except exception.PcowError:
+        ram = parent.ram()
+        if parent.is_checkpoint(name) or (ram is not None and tree.is_unfinished_in(ram)):
+            raise
+        return False
+    return True
+
+
+def _check_finished(record: warm_records.Record) -> None:
+    """Of a parent that is off: what QEMU has not named yet may be the checkpoint.
+
+    :raises WarmStays:
+    """
+    for item in _images(record):
+        if item.role == storage.RAM and tree.is_unfinished_in(item.path):
+            raise WarmStays(
+                image=record.image,
+                reason=(
+                    f'its server {record.server} has a checkpoint that was cut off when it was '
+                    f'taken, and its next start finishes that: start it, and stop it again if it '
+                    f'was off'
+                ),
+            )
 
 
 def _listed(path: str) -> list[model.Snapshot]:

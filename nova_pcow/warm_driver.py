@@ -11,10 +11,14 @@ from typing import Any
 
 from nova import context as nova_context
 from nova import exception as nova_exception
+from nova import objects
 from nova import service_auth
+from nova import utils
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
+import nova.conf
 from nova.conf import service_token
+from nova.virt import configdrive
 from nova.virt.libvirt import guest as libvirt_guest
 from oslo_log import log as logging
 from oslo_utils import excutils
@@ -29,14 +33,19 @@ from nova_pcow import warm
 from nova_pcow import warm_records
 from nova_pcow import warm_xml
 from pcow_driver.common import exception
+from pcow_driver.common import interrupt
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.virt import domain
 
 LOG = logging.getLogger(__name__)
+CONF = nova.conf.CONF
 
 _ASKED = 'true'
 _BEGUN = 'compute_pcow_warm'  # event of the action that creates a server
 _MADE = 'compute_pcow_warm_image'  # of the action that makes an image
+_NO_CONFIG_DRIVE = (
+    'leave it out (--no-config-drive, img_config_drive of the image, [DEFAULT] force_config_drive)'
+)
 _TASKS = (task_states.IMAGE_SNAPSHOT_PENDING, task_states.IMAGE_SNAPSHOT)
 
 
@@ -47,6 +56,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         super().__init__(virtapi, read_only)
         # by server that is being built, and is to go on from a checkpoint
         self._warm: dict[str, warm.Start] = {}
+        self._making: set[str] = set()  # IDs of warm images
 
     # ---- images ------------------------------------------------------------------------------
 
@@ -56,6 +66,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             return
         self._host.get_guest(instance)  # InstanceNotFound is told as it is
         try:
+            self._making.add(image_id)
             with errors.internal(), domain.errors():
                 self._make_warm_image(context, instance, image_id, update_task_state)
         except Exception as e:
@@ -63,12 +74,15 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 # Nova's own event has ended by now, with success
                 LOG.warning('No warm image was made: %s', e, instance=instance)
                 errors.tell(context, instance, self._service_host, _MADE, e)
+        finally:
+            self._making.discard(image_id)
 
     def _make_warm_image(
         self, context: Any, instance: Any, image_id: str, update_task_state: Any
     ) -> None:
         self._drop_deleted(context, instance.project_id)
-        found = domain.Domain(self._host.get_connection(), instance.name)
+        # QEMU answers when the checkpoint is there
+        found = utils.tpool_wrap(domain.Domain(self._host.get_connection(), instance.name))
         record = self._new_record(context, instance, image_id, found)
         with warm.taken(found, record, self._undo) as taken:
             self._make_image(
@@ -101,6 +115,11 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         self, context: Any, instance: Any, image_id: str, found: domain.Domain
     ) -> warm_records.Record:
         """:raises WarmRefused:"""
+        if configdrive.required_by(instance):
+            raise warm.WarmRefused(
+                reason=f'it has a config drive, and others would go on over another one: '
+                f'{_NO_CONFIG_DRIVE}'
+            )
         if instance.image_meta.properties.get('os_require_quiesce', False):
             raise warm.WarmRefused(
                 reason=(
@@ -122,6 +141,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             root_size=wanted.root_size or 0,
             machine=machine,
             taken=warm_records.now(),
+            processor=warm.processor(found),
         )
 
     def _is_seen(self, image_id: str) -> bool:
@@ -144,34 +164,75 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         return False
 
     def _drop_deleted(self, context: Any, project: str) -> None:
-        """Of a project, as far as who asks would see the images."""
+        """Of a project, as far as who asks would see the images. Glance has just shown him the one
+        that he is making.
+        """
         for record in warm_records.find():
             if record.project == project and record.owner == context.project_id:
                 if record.is_complete and self._is_deleted(context, record):
                     self._drop(record)
 
-    def _drop_warm_leftovers(self, *, begins: bool = False) -> None:
-        """What is kept for images that are deleted.
+    def _drop_unfinished(self) -> None:
+        """What was in the making, and nobody makes now; also what could not be given up then."""
+        for record in self._records():
+            if not (record.is_complete or record.image in self._making):
+                self._drop(record)
 
-        :param begins: the service does, so what was in the making never comes to its end
-        """
+    def _drop_warm_leftovers(self) -> None:
+        """What is kept for images that are deleted, as far as the service sees them."""
+        self._drop_unfinished()
+        context = _service_context()
+        seen = [one for one in self._records() if one.is_complete and one.is_seen]
+        if context is None or not seen:
+            return
+        missed = {one.image for one in seen if self._is_deleted(context, one)}
+        # to who has lost his rights Glance says the same as of what is deleted
+        if len(missed) == len(seen) and not self._sees_any(context, {one.owner for one in seen}):
+            LOG.warning(
+                'Glance shows the service none of the images %s, and nothing else of their '
+                'projects: they are deleted, or [service_user] may not see them any more. The '
+                'checkpoints stay; pcowctl server delete-warm gives them up',
+                ', '.join(sorted(missed)),
+            )
+            return
+        for record in seen:
+            if record.image in missed and record.is_missed:
+                self._drop(record)
+            elif (record.image in missed) != record.is_missed:
+                self._note_missed(record)
+
+    def _note_missed(self, record: warm_records.Record) -> None:
+        """One answer of Glance's is not enough: the next one is an interval later."""
         try:
-            context, records = _service_context(), warm_records.find()
+            warm_records.change(record.image, is_missed=not record.is_missed)
         except exception.PcowError as e:
             LOG.error('%s', e)
-            return
-        for record in records:
-            if not record.is_complete:
-                if begins:
-                    self._drop(record)
-            elif record.is_seen and context is not None and self._is_deleted(context, record):
-                self._drop(record)
+
+    def _sees_any(self, context: Any, owners: set[str]) -> bool:
+        """Whether it sees an image of one of these projects that it sees by its rights alone."""
+        try:
+            return any(
+                one.get('owner') == owner and not one.get('is_public')
+                for owner in owners
+                for one in self._image_api.get_all(context, filters={'owner': owner})
+            )
+        except Exception as e:  # as of _is_seen()
+            LOG.debug('What the service sees in Glance cannot be told: %s', e)
+            return False
+
+    @staticmethod
+    def _records() -> list[warm_records.Record]:
+        try:
+            return warm_records.find()
+        except exception.PcowError as e:
+            LOG.error('%s', e)
+            return []
 
     def _undo(self, image_id: str) -> None:
         """Its parent may be deleted meanwhile."""
         try:
             record = warm_records.get(image_id)
-        except exception.PcowError as e:  # a service that begins looks again
+        except exception.PcowError as e:  # it is looked at again
             LOG.error('What was made for a warm image stays for now: %s', e)
             return
         if record is not None:
@@ -180,7 +241,8 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
     def _drop(self, record: warm_records.Record) -> None:
         try:
             with domain.errors():
-                warm.remove(record, warm.find_parent(self._host.get_connection(), record))
+                parent = warm.find_parent(self._host.get_connection(), record)
+                warm.remove(record, parent, is_deleted=_is_server_deleted)
         except (exception.PcowError, OSError, nova_exception.NovaException) as e:
             LOG.warning('%s', e)
 
@@ -213,7 +275,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 wanted=wanted,
                 pool=pool,
             )
-            made = warm.fork(record, instance.uuid)
+            made = self._forked(record, instance.uuid, wanted)
         except (exception.PcowError, OSError) as e:
             self._tell_boots(context, instance, e)
             return []
@@ -223,11 +285,34 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         return made
 
     @staticmethod
+    def _forked(
+        record: warm_records.Record, uuid: str, wanted: flavor_module.PcowFlavor
+    ) -> list[str]:
+        """Names of images that a domain of the flavor may have; none stays if it may not."""
+        made = warm.fork(record, uuid)
+        try:
+            storage.check_startable(uuid, wanted)
+        except BaseException:
+            with interrupt.clearing_up():
+                storage.discard(uuid, made)
+            raise
+        return made
+
+    @staticmethod
     def _check_fresh(instance: Any) -> None:
         """:raises WarmUnfit: it was given what only a guest that boots would look at"""
         if instance.user_data or instance.key_name:
             raise warm.WarmUnfit(
                 reason='it has user data or a key pair, which its guest reads when it boots'
+            )
+        if configdrive.required_by(instance):
+            raise warm.WarmUnfit(
+                reason=f'it has a config drive, which its guest reads when it boots: '
+                f'{_NO_CONFIG_DRIVE}'
+            )
+        if instance.trusted_certs or CONF.glance.verify_glance_signatures:
+            raise warm.WarmUnfit(
+                reason='the signature of its image is to be checked, and a checkpoint has none'
             )
 
     @staticmethod
@@ -255,6 +340,7 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         pause: bool = False,
         post_xml_callback: Callable[[], None] | None = None,
     ) -> Any:
+        self._restore_parent(instance)
         start = self._warm.pop(instance.uuid, None)
         if start is None:
             return super()._create_guest(context, xml, instance, power_on, pause, post_xml_callback)
@@ -268,7 +354,9 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
                 start.boot_instead()
             self._tell_boots(context, instance, warm.WarmUnfit(reason=str(e)))
             return super()._create_guest(context, xml, instance, power_on, pause, prepare)
-        with compute_utils.EventReporter(context, _BEGUN, self._service_host, instance.uuid):
+        with compute_utils.EventReporter(
+            context, _BEGUN, self._service_host, instance.uuid, graceful_exit=True
+        ):
             if not pause:
                 guest.resume()
         LOG.info(
@@ -278,6 +366,16 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             instance=instance,
         )
         return guest
+
+    @staticmethod
+    def _restore_parent(instance: Any) -> None:
+        """A server that has a domain again is not deleted, whatever was begun."""
+        if not flavor_module.is_pcow(instance):
+            return
+        try:
+            warm_records.restore(instance.uuid)
+        except exception.PcowError as e:  # its domain keeps its images
+            LOG.error('%s', e, instance=instance)
 
     def _create_warm_guest(
         self, xml: str, instance: Any, start: warm.Start, prepare: Callable[[], None]
@@ -295,7 +393,8 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
         )
         prepare()
         guest.launch(pause=True)
-        found.qmp('pcow-checkpoint-revert')
+        warm.check_processor(start.record, found)
+        utils.tpool_wrap(found).qmp('pcow-checkpoint-revert')
         for interface in interfaces:
             found.attach(interface)
         return guest
@@ -306,6 +405,18 @@ class WarmLibvirtDriver(snapshot_driver.SnapshotLibvirtDriver):
             found = domain.Domain(self._host.get_connection(), instance.name)
             if found.active():
                 found.destroy()
+
+
+def _is_server_deleted(server: str) -> bool:
+    """Whether Nova says so of one whose deletion this host has begun; False: nobody can say."""
+    context = nova_context.get_admin_context(read_deleted='yes')
+    try:
+        return bool(objects.Instance.get_by_uuid(context, server, []).deleted)
+    except nova_exception.InstanceNotFound:  # archived since
+        return True
+    except Exception as e:  # of the database, or of the conductor: asked again later
+        LOG.warning('Whether the server %s is deleted cannot be told: %s', server, e)
+        return False
 
 
 def _service_context() -> Any | None:

@@ -28,6 +28,8 @@ from pcow_driver.common import locks
 LOG = logging.getLogger(__name__)
 
 _SUFFIX = '.json'
+_ROLES = frozenset(('root', 'ram'))  # of the images of a server, those that have a part
+_TYPES = {'str': str, 'int': int, 'bool': bool}  # by their names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +58,12 @@ class Record:
     root_size: int  # of its data
     machine: str  # XML that the domain of another one has to be like
     taken: str  # when, ISO 8601, UTC
+    processor: str = ''  # that its guest has seen; empty: an earlier version has not kept it
     members: dict[str, Member] = dataclasses.field(default_factory=dict)  # by role
     checksum: str = ''  # of the image in Glance; empty while it is made
     # the service sees it in Glance by its own rights: so it is gone if it does not
     is_seen: bool = False
+    is_missed: bool = False  # it did not see it when it last looked
     is_orphaned: bool = False  # the parent was deleted, and its images stay for this alone
 
     @property
@@ -74,7 +78,17 @@ class Record:
     def of(cls, told: Mapping[str, Any]) -> Record:
         members = {role: Member.of(one) for role, one in dict(told['members']).items()}
         known = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{key: told[key] for key in told if key in known} | {'members': members})
+        made = cls(**{key: told[key] for key in told if key in known} | {'members': members})
+        for field in dataclasses.fields(cls):
+            value, wanted = getattr(made, field.name), _TYPES.get(str(field.type))
+            if wanted is not None and type(value) is not wanted:
+                raise ValueError(f'{field.name} is {value!r}')
+        # names of files come of these
+        if not _is_id(made.server):
+            raise ValueError(f'server is {made.server!r}')
+        if not _ROLES.issuperset(members):
+            raise ValueError(f'members are {sorted(members)}')
+        return made
 
 
 def now() -> str:
@@ -114,10 +128,21 @@ def get(image: str) -> Record | None:
     except OSError as e:
         raise exception.StateInvalid(path=source, reason=str(e.strerror)) from None
     except (ValueError, KeyError, TypeError) as e:
-        raise exception.StateInvalid(path=source, reason=f'it is damaged ({e})') from None
+        raise _damaged(image, f'it is damaged ({e})') from None
     if found.image != image:
-        raise exception.StateInvalid(path=source, reason=f'it is that of {found.image}')
+        raise _damaged(image, f'it is that of {found.image}')
     return found
+
+
+def _damaged(image: str, reason: str) -> exception.StateInvalid:
+    return exception.StateInvalid(
+        path=path(image),
+        reason=(
+            f'{reason}: delete this file, and what it was of, the checkpoint '
+            f'{reserved.WARM_PREFIX}{image} of a server (pcowctl vm delete-checkpoint) or, if that '
+            f'was deleted, its images (pcowctl image delete)'
+        ),
+    )
 
 
 def _is_id(image: str) -> bool:
@@ -127,9 +152,12 @@ def _is_id(image: str) -> bool:
         return False
 
 
-def lock(image: str) -> contextlib.AbstractContextManager[None]:
-    """Held by who changes what is kept for an image."""
-    return locks.lock(f'warm-{image}')
+def lock(server: str) -> contextlib.AbstractContextManager[None]:
+    """Held by who changes what is kept of a parent: its records, or the images that stay for them.
+
+    :param server: UUID of the parent
+    """
+    return locks.lock(f'warm-{server}')
 
 
 def change(image: str, **values: Any) -> Record | None:
@@ -137,12 +165,31 @@ def change(image: str, **values: Any) -> Record | None:
 
     :raises StateInvalid:
     """
-    with lock(image):
-        found = get(image)
-        if found is not None:
-            found = dataclasses.replace(found, **values)
-            put(found)
-        return found
+    found = get(image)
+    if found is None:
+        return None
+    with lock(found.server):
+        return change_locked(image, **values)
+
+
+def change_locked(image: str, **values: Any) -> Record | None:
+    """The same, of who has the lock."""
+    found = get(image)
+    if found is not None:
+        found = dataclasses.replace(found, **values)
+        put(found)
+    return found
+
+
+def restore(server: str) -> None:
+    """A server that was taken for deleted goes on.
+
+    :raises StateInvalid:
+    """
+    if any(record.is_orphaned for record in of_server(server)):
+        with lock(server):
+            for record in of_server(server):
+                change_locked(record.image, is_orphaned=False)
 
 
 def forget(image: str) -> None:
@@ -159,23 +206,44 @@ def find() -> list[Record]:
 
     :raises StateInvalid: nobody knows which there are
     """
+    found = []
+    for image in _images():
+        try:
+            record = get(image)
+        except exception.StateInvalid as e:
+            LOG.error('A record of a warm image is left out: %s', e)
+            continue
+        if record is not None:
+            found.append(record)
+    return found
+
+
+def unreadable() -> list[str]:
+    """IDs of the images of the others.
+
+    :raises StateInvalid: nobody knows which there are
+    """
+    found = []
+    for image in _images():
+        try:
+            get(image)
+        except exception.StateInvalid:
+            found.append(image)
+    return found
+
+
+def _images() -> list[str]:
     try:
         files = sorted(os.listdir(_directory()))
     except FileNotFoundError:
         return []
     except OSError as e:
         raise exception.StateInvalid(path=_directory(), reason=str(e.strerror)) from None
-    found = []
-    for name in files:
-        if name.endswith(_SUFFIX) and not name.startswith('.'):
-            try:
-                record = get(name.removesuffix(_SUFFIX))
-            except exception.StateInvalid as e:
-                LOG.error('A record of a warm image is left out: %s', e)
-                continue
-            if record is not None:
-                found.append(record)
-    return found
+    return [
+        name.removesuffix(_SUFFIX)
+        for name in files
+        if name.endswith(_SUFFIX) and not name.startswith('.')
+    ]
 
 
 def of_server(uuid: str) -> list[Record]:

@@ -19,10 +19,15 @@ _BEHIND = ('source', 'log', 'protocol', 'backend', 'rate', 'stats', 'seclabel', 
 # what no guest sees, or is looked at apart
 _NONE = ('emulator', 'graphics', 'audio', 'interface', 'controller')
 _CONSOLES = ('serial', 'console', 'parallel', 'channel')
+_NOW = {'channel': 'state', 'disk': 'tray'}  # attribute of <target> that only a running one has
 # of the domain: what the guest was booted with
 _MACHINE = ('vcpu', 'memory', 'maxMemory', 'os', 'cpu', 'features', 'clock', 'iothreads')
 # of <os>: what a boot reads
 _BOOT = ('kernel', 'initrd', 'cmdline', 'boot')
+
+
+# of a host's <cpu>: what a guest can be shown of it, and not how fast or how full it is
+_HOST_CPU = ('arch', 'model', 'vendor', 'microcode', 'maxphysaddr', 'feature')
 
 
 class MachineDiffers(exception.PcowError):
@@ -63,6 +68,28 @@ def check_unchanged(running: str, definition: str) -> None:
         raise MachineDiffers(
             reason='it was defined with other devices since it was started: reboot it hard first'
         )
+
+
+def processor(running: str) -> tuple[str, bool]:
+    """The CPU of a guest that runs; whether libvirt tells all that the guest sees of it. It does
+    not of a model that is the host's, and of one that it does not check.
+
+    :raises XmlInvalid:
+    """
+    found = libvirt_xml.parse(running).find('cpu')
+    if found is None:
+        return 'none', False
+    return _text(found), found.get('mode') == 'custom' and found.get('check') == 'full'
+
+
+def host_processor(capabilities: str) -> str:
+    """That of a host.
+
+    :param capabilities: XML
+    :raises XmlInvalid:
+    """
+    parts = libvirt_xml.parse(capabilities).findall('host/cpu/*')
+    return ''.join(sorted(_text(part) for part in parts if part.tag in _HOST_CPU))
 
 
 def split(definition: str) -> tuple[str, list[str]]:
@@ -137,6 +164,10 @@ def _form(item: ET.Element) -> str:
     if form.tag in _CONSOLES:
         form.attrib.pop('type', None)
         form.attrib.pop('tty', None)
+    # what the guest itself does: its agent listens, it ejects a medium
+    target = form.find('target')
+    if target is not None and form.tag in _NOW:
+        target.attrib.pop(_NOW[form.tag], None)
     if form.tag == 'disk':
         form.attrib.pop('type', None)
         behind: tuple[str, ...] = (*_BEHIND, 'driver', 'backingStore')

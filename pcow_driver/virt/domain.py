@@ -177,6 +177,10 @@ class Domain:
         """XML of what runs, without the passwords that are in it."""
         return str(self._domain.XMLDesc(0))
 
+    def capabilities(self) -> str:
+        """XML of what its host is, and can do."""
+        return str(self._domain.connect().getCapabilities())
+
     def attach(self, xml: str) -> None:
         """Give it a device, which it has at its next start, too.
 

@@ -11,11 +11,13 @@ import time
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from tools.lib.openstack_aio import allinone
+from tools.lib.openstack_aio import guest
 from tools.lib.openstack_aio import life_cycle
 from tools.lib.openstack_aio import servers
 from tools.lib.openstack_aio import settings as settings_module
 
 FLAVOR, OTHER = 'pcow.warm', 'pcow.warm-other'
+_IMAGE = 'warm-guest'
 _BOOTED = 'PCOW-GUEST: root'  # what a guest says of its root then
 _RAM_MB, _OTHER_RAM_MB, _ROOT_GB = 192, 256, 2
 
@@ -31,6 +33,14 @@ class Warm:
         self._settings, self._shell = settings, shell
         self.api = self._machine.api
         self.api.log_in()
+        # of which libvirt tells whether an agent in it listens, as long as it runs
+        original = self.api.call(
+            'glance', 'GET', f'/v2/images/{servers.find_image(self.api, life_cycle.IMAGE)}'
+        )
+        kept = {key: str(original[key]) for key in ('kernel_id', 'ramdisk_id', 'os_command_line')}
+        self.api.upload_image(
+            _IMAGE, guest.prepare(debian=False).image, 'qcow2', hw_qemu_guest_agent='yes', **kept
+        )
         for name, ram_mb in ((FLAVOR, _RAM_MB), (OTHER, _OTHER_RAM_MB)):
             self.api.create_flavor(
                 name,
@@ -46,7 +56,7 @@ class Warm:
 
     def parent(self) -> servers.Server:
         """One whose guest has gone on for a while."""
-        made = servers.Server.create(self.api, 'warm-parent', FLAVOR, life_cycle.IMAGE)
+        made = servers.Server.create(self.api, 'warm-parent', FLAVOR, _IMAGE)
         made.wait_status('ACTIVE')
         made.wait_alive(lambda _boot, seconds: seconds > 1)
         return made

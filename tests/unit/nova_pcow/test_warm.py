@@ -11,6 +11,7 @@ import os
 from typing import Any
 from unittest import mock
 
+from nova_pcow import cli
 from nova_pcow import conf as nova_conf
 from nova_pcow import flavor
 from nova_pcow import storage
@@ -57,6 +58,7 @@ class WarmTestCase(base.TestCase):
                 'root_size': _MIB * units.MIB,
                 'machine': '<domain/>',
                 'taken': warm_records.now(),
+                'processor': '<cpu/>',
                 'checksum': 'abc',
                 **values,
             }
@@ -111,8 +113,20 @@ class RecordTest(WarmTestCase):
             self.assertIsNone(warm_records.get(name), name)
 
     def test_damaged(self) -> None:
-        self.make()
+        told = dataclasses.asdict(self.make())
+        self.assertEqual([], warm_records.unreadable())
+        member = {'image': 'i', 'snapshot': 's'}
         for text, words in (
+            *((text, 'it is damaged') for text in ('[]', 'null', '3', '"x"')),
+            *(
+                (json.dumps(told | values), f'it is damaged ({next(iter(values))}')
+                for values in (
+                    {'server': '../../etc'},
+                    {'members': {'../x': member}},
+                    {'vcpus': '1'},
+                    {'is_orphaned': 1},
+                )
+            ),
             ('{', 'it is damaged'),
             ('{"members": {}}', 'it is damaged'),
             (json.dumps(dataclasses.asdict(self.record(_OTHER))), f'it is that of {_OTHER}'),
@@ -121,8 +135,12 @@ class RecordTest(WarmTestCase):
                 file.write(text)
             error = self.assertRaises(exception.StateInvalid, warm_records.get, _IMAGE)
             self.assertIn(words, str(error))
+            self.assertIn('delete this file', str(error))
             with self.assertLogs('nova_pcow.warm_records', 'ERROR'):
                 self.assertEqual([], warm_records.find())
+            self.assertEqual([_IMAGE], warm_records.unreadable())
+            rows = cli.ListWarm(mock.Mock(), mock.Mock()).take_action(mock.Mock())[1]
+            self.assertEqual([(_IMAGE, 'damaged')], [(row[0], row[4]) for row in rows])
 
 
 class FitTest(WarmTestCase):
@@ -171,6 +189,48 @@ class FitTest(WarmTestCase):
         nova_conf.CONF.set_override('warm_images', 0, 'nova_pcow')
         error = self.assertRaises(warm.WarmRefused, warm.check_allowed, 'q')
         self.assertIn('this host keeps none', str(error))
+
+
+class ProcessorTest(WarmTestCase):
+    """What the definition says of the CPU is the same when another one comes of it."""
+
+    def processor(self, cpu: str, host: str = "<model>A</model><feature name='x'/>") -> str:
+        found = mock.Mock()
+        found.running_xml.return_value = f'<domain>{cpu}</domain>'
+        found.capabilities.return_value = (
+            f"<capabilities><host><cpu>{host}<counter name='tsc'/></cpu></host></capabilities>"
+        )
+        found.qmp.return_value = {'qemu': {'major': 10}}
+        return warm.processor(found)
+
+    def test_expanded_by_libvirt(self) -> None:
+        cpu = "<cpu mode='custom' check='full'><model>A</model><feature name='x'/></cpu>"
+        self.assertEqual(self.processor(cpu), self.processor(cpu, '<model>B</model>'))
+        self.assertNotEqual(self.processor(cpu), self.processor(cpu.replace("'x'", "'y'")))
+
+    def test_of_the_host(self) -> None:
+        for cpu in (
+            "<cpu mode='host-passthrough' check='none'/>",
+            "<cpu mode='custom' check='none'><model>A</model></cpu>",
+            '',
+        ):
+            same = self.processor(cpu)
+            self.assertEqual(same, self.processor(cpu))
+            self.assertNotEqual(same, self.processor(cpu, '<model>A</model>'))
+            with mock.patch('os.uname', return_value=mock.Mock(release='r', version='v')):
+                self.assertNotEqual(same, self.processor(cpu))
+
+    def test_record(self) -> None:
+        for kept, is_right in (('<cpu/>', True), ('<cpu>x</cpu>', False), ('', False)):
+            record = self.record(processor=kept)
+            with mock.patch('nova_pcow.warm.processor', return_value='<cpu/>'):
+                if is_right:
+                    warm.check_processor(record, mock.Mock())
+                else:
+                    error = self.assertRaises(
+                        warm.WarmUnfit, warm.check_processor, record, mock.Mock()
+                    )
+                    self.assertIn('is not that of the checkpoint', str(error))
 
 
 class ChildTest(WarmTestCase):

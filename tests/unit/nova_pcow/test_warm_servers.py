@@ -34,7 +34,7 @@ from tests.unit.nova_pcow import test_ram
 WARM_IMAGE = 'dd11041e-a08b-42c9-8e28-262bd55d0b0e'
 _CHECKPOINT = f'nova-warm-{WARM_IMAGE}'
 OTHER_IMAGE = 'ee11041e-a08b-42c9-8e28-262bd55d0b0e'
-_REVERT = 'pcow-checkpoint-revert'
+REVERT = 'pcow-checkpoint-revert'
 
 
 class WarmServersTestCase(test_ram.RamTestCase):
@@ -47,6 +47,7 @@ class WarmServersTestCase(test_ram.RamTestCase):
         self.done: list[str] = []  # what was asked of QEMU and libvirt, in this order
         for name, new in (
             ('nova_pcow.warm.check', lambda _found, _uuid, _wanted: '<domain/>'),
+            ('nova_pcow.warm.processor', lambda _found: '<cpu/>'),
             ('nova_pcow.warm_xml.adopt', lambda definition, _machine: definition),
             ('pcow_driver.vm.checkpoint.take', self._take),
             ('pcow_driver.vm.checkpoint.delete', self._delete),
@@ -204,16 +205,20 @@ class WarmImageTest(WarmServersTestCase):
 
     def test_service_that_was_killed(self) -> None:
         """While it uploaded."""
+
+        def update(*_words: Any, **_more: Any) -> None:
+            self.driver._drop_warm_leftovers()
+            self.assertEqual(1, len(warm_records.find()))  # it is in the making
+            raise SystemExit
+
         with (
-            mock.patch.object(self.glance, 'update', side_effect=SystemExit),
-            mock.patch('nova_pcow.warm.remove', side_effect=exception.PcowError(reason='killed')),
+            mock.patch.object(self.glance, 'update', side_effect=update),
+            mock.patch('nova_pcow.warm_driver.WarmLibvirtDriver._undo'),
         ):
             self.assertRaises(SystemExit, self.make)
         (record,) = warm_records.find()
         self.assertFalse(record.is_complete)
-        self.driver._drop_warm_leftovers()  # it may be in the making
-        self.assertEqual([record], warm_records.find())
-        self.driver._drop_warm_leftovers(begins=True)
+        self.driver._drop_unfinished()
         self.assertEqual([], warm_records.find())
         self.assertEqual({'root': [], 'ram': []}, self.snapshots(self.parent))
 
@@ -232,7 +237,19 @@ class WarmImageTest(WarmServersTestCase):
             self.driver.manage_image_cache(self.context(), [])
             self.assertEqual(1, len(warm_records.find()))
             del self.glance.images[WARM_IMAGE]
+            for _once in range(3):  # it sees nothing of the project now: nothing at all, perhaps
+                self.driver.manage_image_cache(self.context(), [])
+            self.assertEqual(1, len(warm_records.find()))
+            self.glance.images['o'] = found | {'owner': self.project, 'is_public': False}
             self.driver.manage_image_cache(self.context(), [])
+            self.assertEqual([True], [one.is_missed for one in warm_records.find()])
+            self.glance.images[WARM_IMAGE] = found
+            self.driver.manage_image_cache(self.context(), [])
+            self.assertEqual([False], [one.is_missed for one in warm_records.find()])
+            del self.glance.images[WARM_IMAGE]
+            for _once in range(2):  # is not enough
+                self.assertEqual(1, len(warm_records.find()))
+                self.driver.manage_image_cache(self.context(), [])
         self.assertEqual([], warm_records.find())
         self.assertEqual({'root': [], 'ram': []}, self.snapshots(self.parent))
 
@@ -246,7 +263,7 @@ class WarmServerTest(WarmServersTestCase):
     def test_goes_on(self) -> None:
         server = self.create()
         self.check_warm(server)
-        self.assertEqual([_REVERT, 'resume', 'clock'], self.done)
+        self.assertEqual([REVERT, 'resume', 'clock'], self.done)
         self.assertEqual([], self.fetched[1:])
         self.assertEqual({}, self.driver._warm)
         self._delete_server(server)
@@ -254,10 +271,10 @@ class WarmServerTest(WarmServersTestCase):
         self.done.clear()
         # its interfaces are there before it runs
         self.create(networks=[{'uuid': nova_fixtures.NeutronFixture.network_1['id']}])
-        self.assertEqual([_REVERT, 'attach', 'resume'], self.done[:3])
+        self.assertEqual([REVERT, 'attach', 'resume'], self.done[:3])
 
     def test_qemu_refuses(self) -> None:
-        error = exception.QmpFailed(command=_REVERT, error_class='E', description='not so')
+        error = exception.QmpFailed(command=REVERT, error_class='E', description='not so')
         with mock.patch('pcow_driver.virt.domain.Domain.qmp', side_effect=error):
             server = self.create()
         self.check_boots(server, 'not so')
@@ -275,7 +292,7 @@ class WarmServerTest(WarmServersTestCase):
         self.check_boots(self.create(), 'has not the checkpoint any more')
         warm_records.forget(WARM_IMAGE)
         self.check_boots(self.create(), 'this host has no checkpoint for its image')
-        self.assertNotIn(_REVERT, self.done)
+        self.assertNotIn(REVERT, self.done)
 
     def test_spawn_that_fails(self) -> None:
         with mock.patch(

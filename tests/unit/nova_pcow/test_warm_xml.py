@@ -34,6 +34,11 @@ _PARENT = """
     <serial type='pty'>
       <log file='/a/console.log' append='off'/><target type='isa-serial' port='0'/>
     </serial>
+    <channel type='unix'>
+      <source mode='bind' path='/a/agent.sock'/>
+      <target type='virtio' name='org.qemu.guest_agent.0'/>
+      <address type='virtio-serial' controller='0' bus='0' port='1'/>
+    </channel>
     <graphics type='vnc' port='-1' passwd='secret'/>
     <memballoon model='virtio'>
       <stats period='10'/>
@@ -135,6 +140,15 @@ class UnchangedTest(base.BaseTestCase):
             "model='virtio'>", "model='virtio'><alias name='balloon0'/>"
         )
         warm_xml.check_unchanged(running, _PARENT)
+
+    def test_what_a_guest_does(self) -> None:
+        """Its agent listens, and it ejects a medium; libvirt tells either of what runs."""
+        for state in ('connected', 'disconnected'):
+            running = _PARENT.replace("agent.0'/>", f"agent.0' state='{state}'/>")
+            warm_xml.check_unchanged(running, _PARENT)
+        warm_xml.check_unchanged(
+            _PARENT.replace("bus='sata'/>", "bus='sata' tray='open'/>"), _PARENT
+        )
 
     def test_others(self) -> None:
         for old, new in (
