@@ -23,8 +23,9 @@ static inline int sized_take(void *own, size_t own_size, const void *given, size
 
     for (size_t i = own_size; i < given_size; i++)
         if (bytes[i])
-            return error_set(error, -E2BIG, "the program was made for a newer libpcow than this, and "
-                                            "asks for what is not there: update libpcow");
+            return error_set(error, -E2BIG,
+                             "the program was made for a newer libpcow than this, and asks for "
+                             "what is not there: update libpcow");
     memset(own, 0, own_size);
     memcpy(own, given, given_size < own_size ? given_size : own_size);
     return 0;

@@ -119,9 +119,10 @@ REPLACE(enum policy_job, policy_job, const struct policy_trap *trap)
 {
     enum policy_job job = REAL(policy_job)(trap);
 
-    return (without("job") && job == POLICY_JOB_SLAB) || (without("guess") && job == POLICY_JOB_GUESS)
-               ? POLICY_JOB_NONE
-               : job;
+    if ((without("job") && job == POLICY_JOB_SLAB)
+        || (without("guess") && job == POLICY_JOB_GUESS))
+        return POLICY_JOB_NONE;
+    return job;
 }
 
 REPLACE(unsigned, policy_lead, const struct policy_demand *demand)

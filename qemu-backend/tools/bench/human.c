@@ -76,11 +76,11 @@ static double find_detail(const struct row *row, const char *key)
 static void print_row(const struct row *row)
 {
     char limit[TIME_LENGTH], raw[TIME_LENGTH], raw_p99[TIME_LENGTH], paper[TIME_LENGTH],
-        pcow[TIME_LENGTH], pcow_p99[TIME_LENGTH], pcow_p999[TIME_LENGTH], cold[TIME_LENGTH], bare[TIME_LENGTH],
-        ratio[TIME_LENGTH], limit_ratio[TIME_LENGTH], paper_ratio[TIME_LENGTH];
+        pcow[TIME_LENGTH], pcow_p99[TIME_LENGTH], pcow_p999[TIME_LENGTH], cold[TIME_LENGTH],
+        bare[TIME_LENGTH], ratio[TIME_LENGTH], limit_ratio[TIME_LENGTH], paper_ratio[TIME_LENGTH];
 
-    printf("%-30s %3u %-6s %9s %9s %9s %9s %9s %9s %9s %10s %9s %8s %8s %8s  ", row->name, row->threads,
-           row->engine, format_time(row->limit_ns, limit),
+    printf("%-30s %3u %-6s %9s %9s %9s %9s %9s %9s %9s %10s %9s %8s %8s %8s  ", row->name,
+           row->threads, row->engine, format_time(row->limit_ns, limit),
            format_time(find_detail(row, "bare_trap_ns"), bare), format_time(row->raw_ns, raw),
            format_time(row->raw_p99_ns, raw_p99), format_time(row->paper_ns, paper),
            format_time(row->pcow_ns, pcow), format_time(row->pcow_p99_ns, pcow_p99),
