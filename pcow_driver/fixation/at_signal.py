@@ -17,7 +17,8 @@ def tell(found: domain.Domain, on_shutdown: str) -> None:
     :raises QmpFailed: it is one that cannot
     :raises LibvirtFailed:
     """
-    if on_shutdown == policy.FIXATE:
-        found.qmp('pcow-checkpoint-at-signal', prefix=automatic.FIXATION)
-    else:
-        found.qmp('pcow-checkpoint-at-signal')
+    with domain.errors():
+        if on_shutdown == policy.FIXATE:
+            found.qmp('pcow-checkpoint-at-signal', prefix=automatic.FIXATION)
+        else:
+            found.qmp('pcow-checkpoint-at-signal')

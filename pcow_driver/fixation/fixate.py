@@ -117,8 +117,7 @@ def _begin(found: domain.Domain) -> records.Record:
 def _disarm(found: domain.Domain) -> None:
     """QEMU ends by a signal, and would take one more. That would be no harm."""
     try:
-        with domain.errors():
-            at_signal.tell(found, '')
+        at_signal.tell(found, '')
     except exception.PcowError as e:  # it is an older one, or hangs
         LOG.debug('%s: %s', found.name, e)
 

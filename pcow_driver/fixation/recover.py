@@ -52,7 +52,7 @@ class Result:
     arrival: threading.Thread | None = dataclasses.field(default=None, compare=False)
 
 
-def recover(found: domain.Domain, record: records.Record) -> Result:
+def recover(found: domain.Domain, record: records.Record, wanted: policy.Policy) -> Result:
     """Start a domain that is off and has to run. One that cannot go on stays off, and is left to
     its owner; what libvirt refuses may go well the next time. The caller is alone with it
     (:func:`pcow_driver.fixation.records.alone`).
@@ -71,7 +71,7 @@ def recover(found: domain.Domain, record: records.Record) -> Result:
         return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
     try:
         with domain.errors():
-            age = _note_runs(found, recovering)
+            age = _note_runs(found, recovering, wanted)
     except exception.StateInvalid:
         raise
     except exception.PcowError as e:  # its QEMU has ended again: as if it had not begun
@@ -114,7 +114,7 @@ def is_cut_off(found: domain.Domain, record: records.Record) -> bool:
     return record.kept and found.paused_on_purpose() and not found.has_run()
 
 
-def finish(found: domain.Domain, record: records.Record) -> None:
+def finish(found: domain.Domain, record: records.Record, wanted: policy.Policy) -> None:
     """Take a recovery that was cut off (:func:`is_cut_off`) to its end.
 
     :raises PcowError: QEMU cannot; after some tries the domain is off, and left to its owner
@@ -134,7 +134,7 @@ def finish(found: domain.Domain, record: records.Record) -> None:
             _give_up(found, record, str(e))
         raise
     with domain.errors():
-        _note_runs(found, dataclasses.replace(record, checkpoint=name))
+        _note_runs(found, dataclasses.replace(record, checkpoint=name), wanted)
     if not record.paused:
         _arrive(found.name)
 
@@ -207,7 +207,7 @@ def _recover_if_off(uuid: str, name: str, *, failed: bool) -> Result | None:
             return None
         if record.state is records.State.FAILED and not failed:
             return None
-        return recover(found, record)
+        return recover(found, record, wanted)
 
 
 def is_to_stay_off(found: domain.Domain, record: records.Record) -> bool:
@@ -266,21 +266,16 @@ def _start(found: domain.Domain, record: records.Record) -> records.Record:
     record = dataclasses.replace(record, kept=True)
     records.write(found.uuid, record)
     name = checkpoint.start_at(found, last or None, run=not record.paused)
-    _tell_at_signal(found)
     return dataclasses.replace(record, checkpoint=name)
 
 
-def _tell_at_signal(found: domain.Domain) -> None:
-    """At once: the loop comes by within a second, or is not there."""
-    wanted = policy.get(found)
+def _note_runs(found: domain.Domain, record: records.Record, wanted: policy.Policy) -> float:
+    """:return: seconds between its checkpoint and now"""
     try:
-        at_signal.tell(found, '' if wanted is None else wanted.on_shutdown)
+        # at once: the loop comes by within a second, or is not there
+        at_signal.tell(found, wanted.on_shutdown)
     except exception.PcowError as e:
         LOG.warning('%s: its QEMU keeps no last moment by itself: %s', found.name, e)
-
-
-def _note_runs(found: domain.Domain, record: records.Record) -> float:
-    """:return: seconds between its checkpoint and now"""
     records.write(
         found.uuid,
         dataclasses.replace(

@@ -176,7 +176,7 @@ class Watch:
                 return
             if recover.is_cut_off(found, record):
                 if self._may_recover(found):
-                    recover.finish(found, record)
+                    recover.finish(found, record, wanted)
                     del self._recovered[found.uuid]
                 return
             record = None  # somebody has started it
@@ -235,7 +235,7 @@ class Watch:
         if recover.is_to_stay_off(found, record):
             recover.leave_off(found, wanted, record)
         elif not self._ended and self._may_recover(found):
-            if recover.recover(found, record).checkpoint:
+            if recover.recover(found, record, wanted).checkpoint:
                 del self._recovered[found.uuid]
 
     def _may_recover(self, found: domain.Domain) -> bool:

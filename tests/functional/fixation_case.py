@@ -53,14 +53,20 @@ class FixationTestCase(test_virsh_checkpoints.CheckpointTestCase):
 
     def watch(self) -> subprocess.Popen[str]:
         """The loop, as pcow-protect.service runs it."""
-        log = (self.host.directory / 'watch.log').open('w')
-        self.addCleanup(log.close)
-        program = Path(sys.prefix) / 'bin/pcowctl'
+        return self.begin_watch(Path(sys.prefix) / 'bin/pcowctl', log='watch.log')
+
+    def begin_watch(self, *program: str | Path, log: str) -> subprocess.Popen[str]:
+        """
+        :param program: pcowctl
+        :param log: name of the file that gets what it says
+        """
+        output = (self.host.directory / log).open('a')
+        self.addCleanup(output.close)
         process = subprocess.Popen(
-            [program, '--config-file', self.host.place.config, 'host', 'watch'],
+            [*program, '--config-file', self.host.place.config, 'host', 'watch'],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             text=True,
         )
         self.addCleanup(self.end, process)

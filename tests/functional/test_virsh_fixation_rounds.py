@@ -111,17 +111,7 @@ class RoundsTestCase(fixation_case.FixationTestCase):
 
     def loop(self) -> subprocess.Popen[str]:
         """As :meth:`watch`, without its patience."""
-        log = (self.host.directory / 'loop.log').open('a')
-        self.addCleanup(log.close)
-        process = subprocess.Popen(
-            [sys.executable, '-c', LOOP, '--config-file', self.host.place.config, 'host', 'watch'],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            text=True,
-        )
-        self.addCleanup(self.end, process)
-        return process
+        return self.begin_watch(sys.executable, '-c', LOOP, log='loop.log')
 
     def follow(self, guest: libvirt_vm.Guest) -> Generations:
         guest.reports()

@@ -88,26 +88,28 @@ debian_mirrors() {
         awk '!seen[$0]++ { if ($0 ~ /\/debian\/?$/) print; else rest = rest $0 "\n" } END { printf "%s", rest }'
 }
 
-# The mirror of Debian's security updates in this machine's apt configuration; none in a development suite.
+# The mirror of Debian's security updates in this machine's apt configuration. None in a development
+# suite, nor beside a mirror that was given, which may be of another day.
 security_mirror() {
-    [ "${QEMU_SUITES[$QEMU_SERIES]}" != sid ] || return 0
-    apt-get --print-uris update 2>/dev/null | sed -nE "s#^'(.*)/dists/[a-z]+-security/InRelease'.*#\1#p" | head -n 1
+    [ "${QEMU_SUITES[$QEMU_SERIES]}" != sid ] && [ -z "${PCOW_DEBIAN_MIRROR:-}" ] || return 0
+    apt-get --print-uris update 2>/dev/null |
+        sed -nE "s#^'(.*/debian-security/?)/dists/[a-z]+-security/InRelease'.*#\1#p" | head -n 1
 }
 
-# fetch_from MIRROR DIRECTORY: the newest source package of the series, verified by apt; a private apt
-# state, so the machine's own is not touched
+# fetch_from MIRROR SECURITY DIRECTORY: the newest source package of the series, verified by apt; a
+# private apt state, so the machine's own is not touched. SECURITY may be empty.
 fetch_from() {
-    local mirror=$1 directory=$2 state version security keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    local mirror=$1 security=$2 directory=$3 state version keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     local -a options
     state=$directory/apt
     rm -rf "$state"
     mkdir -p "$state/lists/partial" "$state/cache/archives/partial" "$state/etc"
     echo "deb-src [signed-by=$keyring] $mirror ${QEMU_SUITES[$QEMU_SERIES]} main" >"$state/etc/sources.list"
-    security=$(security_mirror)
     [ -z "$security" ] ||
         echo "deb-src [signed-by=$keyring] $security ${QEMU_SUITES[$QEMU_SERIES]}-security main" >>"$state/etc/sources.list"
     options=(-q -o "Dir::Etc::sourcelist=$state/etc/sources.list" -o Dir::Etc::sourceparts=/dev/null
         -o "Dir::State::lists=$state/lists" -o "Dir::Cache=$state/cache" -o Acquire::Languages=none
+        -o Acquire::Retries=1 -o Acquire::http::Timeout=30
         -o APT::Update::Error-Mode=any -o "APT::Sandbox::User=$(id -un)")
     apt-get "${options[@]}" update || return
     # A suite may have several, as long as something was built with an older one.
@@ -117,7 +119,8 @@ fetch_from() {
         echo "Debian ${QEMU_SUITES[$QEMU_SERIES]} on $mirror has no QEMU $QEMU_SERIES (any more)"
         return 1
     fi
-    # What is there already is not fetched anew.
+    # What is there already is not fetched anew, if apt finds it to be what the archive has.
+    rm -f "$directory"/qemu_*
     cp -p "$cache/downloads/qemu_$QEMU_SERIES".* "$directory/" 2>/dev/null || true
     (cd "$directory" && apt-get "${options[@]}" source --download-only "qemu=$version")
 }
@@ -138,27 +141,47 @@ tarball_of() {
     echo "${1%-*}.orig.tar.xz"
 }
 
+# remove_older DEBIAN: the source packages of the series that are not this one
+remove_older() {
+    find "$cache/downloads" -maxdepth 1 -name "qemu_$QEMU_SERIES.*" ! -path "$1" ! -path "$(tarball_of "$1")" -delete
+}
+
+# fetch: into WORK, from the first mirror that has it; with security updates if those can be had
+fetch() {
+    local mirror security sources
+    security=$(security_mirror)
+    while read -r mirror; do
+        for sources in ${security:+"$security"} ""; do
+            say "fetching the source of QEMU $QEMU_SERIES"
+            if fetch_from "$mirror" "$sources" "$WORK" >"$WORK/log" 2>&1; then
+                [ -n "$sources" ] || [ "${QEMU_SUITES[$QEMU_SERIES]}" = sid ] ||
+                    say "without Debian's security updates, for which no mirror answers"
+                return
+            fi
+            sed 's/^/  /' "$WORK/log" >&2
+        done
+    done < <(debian_mirrors)
+    return 1
+}
+
 fetch_source() {
-    local mirror debian
+    local debian
     mkdir -p "$cache/downloads"
     exec 8>"$cache/downloads/lock"
     flock 8
     if [ -z "$(cached_debian)" ] || [ -n "$QEMU_UPDATE" ]; then
         WORK=$(mktemp -d "$cache/downloads/.fetch.XXXXXX")
-        while read -r mirror; do
-            say "fetching the source of QEMU $QEMU_SERIES"
-            fetch_from "$mirror" "$WORK" >"$WORK/log" 2>&1 && break
-            sed 's/^/  /' "$WORK/log" >&2
-        done < <(debian_mirrors)
-        debian=$(find "$WORK" -maxdepth 1 -name "qemu_$QEMU_SERIES.*.debian.tar.xz" | sort -V | tail -n 1)
-        [ -n "$debian" ] ||
-            die "no Debian archive that apt is configured for has the source of QEMU $QEMU_SERIES in" \
+        # What a fetch that has failed leaves there is not verified.
+        fetch ||
+            die "no Debian archive that apt is configured for gives the source of QEMU $QEMU_SERIES in" \
                 "${QEMU_SUITES[$QEMU_SERIES]}; give one with PCOW_DEBIAN_MIRROR=URL (one of Debian's snapshots" \
                 "for a version that is there no more), or put qemu_$QEMU_SERIES.*.orig.tar.xz and" \
                 "qemu_$QEMU_SERIES.*.debian.tar.xz into $cache/downloads"
+        debian=$(find "$WORK" -maxdepth 1 -name "qemu_$QEMU_SERIES.*.debian.tar.xz" | sort -V | tail -n 1)
         # The second one says that both are there.
-        mv "$(tarball_of "$debian")" "$cache/downloads/"
-        mv "$debian" "$cache/downloads/"
+        mv -f "$(tarball_of "$debian")" "$cache/downloads/"
+        mv -f "$debian" "$cache/downloads/"
+        remove_older "$cache/downloads/$(basename "$debian")"
         remove_work
     fi
     exec 8>&-

@@ -20,7 +20,7 @@ build_qemu() {
     local series=$1 bin file
     shift
     bin=$(qemu_bin "$series" "$@")
-    run "$build/logs/$(basename "$bin").log" "$top/tools/lib/build-qemu.sh" "$@" "$build" "$series" "$bin"
+    run "$build/logs/qemu-$series.log" "$top/tools/lib/build-qemu.sh" "$@" "$build" "$series" "$bin"
     [[ $bin != "$build/bin" ]] || return 0
     for file in "$build"/bin/*; do
         [[ $file == */qemu-system-x86_64 ]] || ln -sf "$file" "$bin/"

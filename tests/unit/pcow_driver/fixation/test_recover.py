@@ -41,6 +41,7 @@ class RecoveryCase(recorded.TestCase):
         self.last, self.older = last.name, older.name
         self.data_size = 4096
         self.fails = False
+        self.wanted = policy.Policy()
         self.reverted = list[tuple[str | None, bool]]()
         self.arrived = list[str]()
         self.told = list[tuple[str, list[tuple[str | None, bool]]]]()  # of QEMU, and when
@@ -51,7 +52,6 @@ class RecoveryCase(recorded.TestCase):
             (domain, 'errors', contextlib.nullcontext),
             (domain, 'connect', lambda: contextlib.nullcontext(self.connection)),
             (runs, 'current', lambda _found: 'this run'),
-            (policy, 'get', lambda _found: policy.Policy()),
             (at_signal, 'tell', lambda _found, word: self.told.append((word, self.reverted[:]))),
         ):
             self.begin(mock.patch.object(where, name, new=new))
@@ -71,7 +71,7 @@ class RecoveryCase(recorded.TestCase):
         records.forget(recorded.UUID)
         record = dataclasses.replace(records.Record(state, checkpoint=self.last), **fields)
         entered.enter(recorded.UUID, record)
-        return recover.recover(self.found, record)
+        return recover.recover(self.found, record, self.wanted)
 
     def record(self) -> records.Record:
         found = records.read(recorded.UUID)
@@ -121,12 +121,16 @@ class RecoveryTest(RecoveryCase):
         self.assertEqual([(policy.FIXATE, [(self.last, True)])], self.told)
 
     def test_a_qemu_that_keeps_no_last_moment(self) -> None:
-        def tell(_found: Any, _word: str) -> None:
-            raise exception.QmpFailed(command='x', error_class='y', description='older')
-
-        self.keep_unsaved()
-        self.begin(mock.patch.object(at_signal, 'tell', new=tell))
-        self.assertEqual('', self.recover(State.FIXATED).problem)
+        """It runs all the same, whoever has refused that."""
+        for error in (
+            exception.QmpFailed(command='x', error_class='y', description='older'),
+            exception.LibvirtFailed(uri='x', reason='it has no lock'),
+        ):
+            self.keep_unsaved()
+            with mock.patch.object(at_signal, 'tell', side_effect=error):
+                done = self.recover(State.FIXATED)
+            self.assertEqual((self.last, ''), (done.checkpoint, done.problem))
+            self.assertIs(State.RUNS, self.record().state)
 
     def test_after_a_kill(self) -> None:
         self.keep_unsaved()
@@ -217,7 +221,7 @@ class RecoveryTest(RecoveryCase):
         )
         self.assertFalse(recover.is_to_stay_off(self.found, record))
         self.there[-1] = dataclasses.replace(self.there[-1], current=False)
-        recover.recover(self.found, record)
+        recover.recover(self.found, record, self.wanted)
         self.assertEqual([(self.last, True)], self.reverted)
 
     def test_what_was_stored_since_a_recovery_that_was_cut_off(self) -> None:
@@ -268,7 +272,7 @@ class RecoveryTest(RecoveryCase):
         return record
 
     def finish(self, **fields: Any) -> None:
-        recover.finish(self.found, self.enter(**fields))
+        recover.finish(self.found, self.enter(**fields), self.wanted)
 
     def test_a_qemu_that_was_left(self) -> None:
         """By one that was cut off: it is paused, and not there yet."""
@@ -281,6 +285,7 @@ class RecoveryTest(RecoveryCase):
             self.assertEqual(
                 (expected, State.RUNS, self.last), (calls, found.state, found.checkpoint)
             )
+            self.assertEqual(policy.FIXATE, self.told.pop()[0])
 
     def test_a_qemu_that_was_left_and_names_its_checkpoint(self) -> None:
         self.leave_qemu()
@@ -308,7 +313,9 @@ class RecoveryTest(RecoveryCase):
         self.begin(mock.patch.object(checkpoint, 'revert', side_effect=error))
         self.assertRaises(exception.QmpFailed, self.finish, tries=1)
         self.assertEqual((State.RECOVERING, 2), (self.record().state, self.record().tries))
-        self.assertRaises(exception.QmpFailed, recover.finish, self.found, self.record())
+        self.assertRaises(
+            exception.QmpFailed, recover.finish, self.found, self.record(), self.wanted
+        )
         self.assertEqual(['destroy'], calls)
         self.assertEqual((State.FAILED, self.last), (self.record().state, self.record().checkpoint))
         self.assertIn('memory went bad', self.record().reason)
@@ -345,7 +352,7 @@ class RecoveryTest(RecoveryCase):
             self.assertIn('No space left', self.recover().problem)
         self.assertEqual(([self.older], []), (gone, self.reverted))
         self.keep_unsaved()
-        recover.recover(self.found, self.record())
+        recover.recover(self.found, self.record(), self.wanted)
         self.assertEqual((1, 1), (len(self.unsaved()), len(self.reverted)))
 
     def test_one_that_fails_keeps_no_other_one(self) -> None:
@@ -533,7 +540,7 @@ class UnfinishedTest(RecoveryCase):
             )
             self.write([], [])  # a QEMU that was killed then had finished it
             self.reverted.clear()
-            recover.recover(self.found, self.record())
+            recover.recover(self.found, self.record(), self.wanted)
             self.assertEqual([(None, True)], self.reverted)
 
     def test_what_does_not_count(self) -> None:

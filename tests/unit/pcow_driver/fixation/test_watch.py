@@ -101,11 +101,13 @@ class WatchTest(base.TestCase):
         patched.start()
         self.addCleanup(patched.stop)
 
-    def recover(self, _found: Any, record: records.Record) -> recover.Result:
+    def recover(
+        self, _found: Any, record: records.Record, _wanted: policy.Policy
+    ) -> recover.Result:
         self.done.append('recover')
         return recover.Result(name='web1', checkpoint=record.checkpoint, age=0, time=0)
 
-    def finish(self, _found: Any, _record: records.Record) -> None:
+    def finish(self, _found: Any, _record: records.Record, _wanted: policy.Policy) -> None:
         self.done.append('finish')
         if self.fails:
             raise exception.QmpFailed(command='x', error_class='y', description='no')
