@@ -3,6 +3,7 @@
 namespace, over a bridge.
 """
 
+import atexit
 import json
 from pathlib import Path
 import signal
@@ -13,25 +14,45 @@ from typing import Any
 
 from tests.functional import fixation_case
 from tests.functional import libvirt_vm
+from tools.lib.quickstart import state
 
 GUEST, PEER = '203.0.113.2', '203.0.113.1'  # RFC 5737
 AWAY_SECONDS = 3
 MORE = 100  # lines after it
 CLIENT = Path(__file__).parent / 'tcp_client.py'
 
+_PREFIX = 'pcow'  # of the bridge of a run
+
+
+def _namespace(bridge: str) -> str:
+    return f'{bridge}-peer'
+
+
+def _take_down(bridge: str) -> None:
+    """As far as it is there."""
+    for words in (('link', 'delete', bridge), ('netns', 'delete', _namespace(bridge))):
+        subprocess.run(['ip', *words], capture_output=True, check=False)
+
 
 class NetworkTest(fixation_case.FixationTestCase):
+    bridge: str
+    namespace: str
+
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        cls.bridge = f'pcow{cls.host.run.id}'
-        cls.namespace = f'{cls.bridge}-peer'
+        cls.bridge = f'{_PREFIX}{cls.host.run.id}'
+        cls.namespace = _namespace(cls.bridge)
         link = f'{cls.bridge[:12]}-v'
-        libvirt_vm.run('ip', 'link', 'add', cls.bridge, 'type', 'bridge')
-        cls.addClassCleanup(libvirt_vm.run, 'ip', 'link', 'delete', cls.bridge)
-        libvirt_vm.run('ip', 'netns', 'add', cls.namespace)
-        cls.addClassCleanup(libvirt_vm.run, 'ip', 'netns', 'delete', cls.namespace)
+        # an interrupted run does not get to class cleanups, and a killed one to nothing
+        for left in Path('/sys/class/net').glob(f'{_PREFIX}*/bridge'):
+            if not (state.ROOT / left.parent.name.removeprefix(_PREFIX)).exists():
+                _take_down(left.parent.name)
+        cls.addClassCleanup(_take_down, cls.bridge)
+        atexit.register(_take_down, cls.bridge)
         for words in (
+            ('link', 'add', cls.bridge, 'type', 'bridge'),
+            ('netns', 'add', cls.namespace),
             ('link', 'add', link, 'type', 'veth', 'peer', 'eth0', 'netns', cls.namespace),
             ('link', 'set', link, 'master', cls.bridge, 'up'),
             ('link', 'set', cls.bridge, 'up'),
@@ -57,11 +78,14 @@ class NetworkTest(fixation_case.FixationTestCase):
         """
         assert process.stdout is not None
         begun = time.monotonic()
-        while True:
-            said: dict[str, Any] = json.loads(process.stdout.readline())
+        while time.monotonic() < begun + fixation_case.SECONDS:
+            line = process.stdout.readline()
+            self.assertTrue(line, 'the client has ended')
+            said: dict[str, Any] = json.loads(line)
             self.assertEqual('', said['problem'])
             if said['time'] > begun and said['lines'] >= lines:
                 return said
+        self.fail(f'not {lines} lines came back, but {said["lines"]}')
 
     def test_a_connection_goes_on(self) -> None:
         guest = self.protected(
