@@ -10,10 +10,10 @@ from typing import Any
 from cliff import command
 from cliff import lister
 
-from nova_pcow import in_place
-from nova_pcow import warm
-from nova_pcow import warm_client
-from nova_pcow import warm_records
+from nova_pcow.records import warm_records
+from nova_pcow.snapshots import in_place
+from nova_pcow.warm_images import warm
+from nova_pcow.warm_images import warm_client
 from pcow_driver.cli import common
 from pcow_driver.common import exception
 from pcow_driver.virt import domain

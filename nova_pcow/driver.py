@@ -2,11 +2,8 @@
 """The compute driver: Nova's libvirt driver, and what differs for servers whose root or data
 devices are pcow images.
 
-Only overrides are here and in the modules ``*_driver``, each of which adds those of one concept to
-the one below: :mod:`nova_pcow.volume_driver`, ``snapshot``, ``resize``, ``deletion``,
-``live_arrival``, ``live_migration``, ``creation``, ``move`` and ``domain``, then this, with what is
-of the host. What they do is in the other modules of the package. A server without ``pcow:*`` in its
-flavor takes Nova's own way everywhere.
+What is here is of the host; the rest is in :mod:`nova_pcow.libvirt_driver`. A server without
+``pcow:*`` in its flavor takes Nova's own way everywhere.
 """
 
 from __future__ import annotations
@@ -17,10 +14,10 @@ from typing import Any
 import nova.conf
 from oslo_log import log as logging
 
-from nova_pcow import domain_driver
-from nova_pcow import inventory
-from nova_pcow import notes
-from nova_pcow import suspension
+from nova_pcow.libvirt_driver import domains
+from nova_pcow.placement import inventory
+from nova_pcow.records import notes
+from nova_pcow.snapshots import suspension
 from pcow_driver.common import exception
 from pcow_driver.templates import template_cache
 
@@ -28,7 +25,7 @@ LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
 
 
-class PcowLibvirtDriver(domain_driver.DomainLibvirtDriver):
+class PcowLibvirtDriver(domains.DomainLibvirtDriver):
     """See :mod:`nova_pcow.driver`."""
 
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:

@@ -5,7 +5,7 @@ when they are set.
 
 from nova.api.validation.extra_specs import base
 
-from nova_pcow import flavor
+from nova_pcow.common import flavor
 from pcow_driver.virt import disk_xml
 
 

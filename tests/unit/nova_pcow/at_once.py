@@ -46,9 +46,9 @@ from oslo_db.sqlalchemy import enginefacade
 from oslo_utils import uuidutils
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import inventory
-from nova_pcow import reserved
-from nova_pcow import storage
+from nova_pcow.common import reserved
+from nova_pcow.placement import inventory
+from nova_pcow.servers import storage
 from pcow_driver.common import conf
 from pcow_driver.common import tool
 from pcow_driver.images import image
@@ -164,7 +164,7 @@ class Libvirt(fixtures.Fixture):
             if not hasattr(fakelibvirt, name):
                 setattr(fakelibvirt, name, 1)
         for name, value in (
-            ('nova_pcow.snapshot._libvirt', lambda: fakelibvirt),
+            ('nova_pcow.snapshots.snapshot._libvirt', lambda: fakelibvirt),
             ('pcow_driver.virt.domain._import', lambda _name: fakelibvirt),
             ('pcow_driver.virt.domain.Domain.active', lambda _found: False),
             (f'{domain}snapshotCreateXML', lambda found, _xml, _flags: SuspendedState(found)),

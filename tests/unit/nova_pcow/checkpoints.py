@@ -9,7 +9,7 @@ from typing import Any
 
 import fixtures
 
-from nova_pcow import reserved
+from nova_pcow.common import reserved
 from pcow_driver.images import image
 from pcow_driver.images import model
 

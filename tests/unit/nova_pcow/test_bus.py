@@ -17,8 +17,8 @@ from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import utils as libvirt_utils
 from oslotest import base as oslotest_base
 
-from nova_pcow import flavor
-from nova_pcow import live_migration
+from nova_pcow.common import flavor
+from nova_pcow.migration import live_migration
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.pools import device

@@ -5,8 +5,8 @@ import os
 from unittest import mock
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import flavor
-from nova_pcow import storage
+from nova_pcow.common import flavor
+from nova_pcow.servers import storage
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
@@ -37,13 +37,13 @@ class DamageTest(base.TestCase):
     def test_start_warns(self) -> None:
         self.pool.create_image('other', size=4 * units.MIB)
         self._find_damage('other')
-        with self.assertNoLogs('nova_pcow.storage'):
+        with self.assertNoLogs('nova_pcow.servers.storage'):
             storage.nvdimms(_UUID, _FLAVOR)
         own = storage.find(_UUID)[0]
         os.rename(own.path, self.pool.image_path('template'))
         image.create_overlay(own.path, self.pool.existing_path('template'))
         self._find_damage('template')
-        with self.assertLogs('nova_pcow.storage', 'WARNING') as log:
+        with self.assertLogs('nova_pcow.servers.storage', 'WARNING') as log:
             self.assertEqual(1, len(storage.nvdimms(_UUID, _FLAVOR)))
         self.assertIn(f'{_UUID} starts on damaged data', log.output[0])
         self.assertIn('template.pcow: it is not what it was', log.output[0])
@@ -60,7 +60,7 @@ class DamageTest(base.TestCase):
         ):
             with (
                 mock.patch.object(pool_module.Pool, 'known_damage', side_effect=error),
-                self.assertLogs('nova_pcow.storage', 'WARNING') as log,
+                self.assertLogs('nova_pcow.servers.storage', 'WARNING') as log,
             ):
                 self.assertEqual(1, len(storage.nvdimms(_UUID, _FLAVOR)))
             self.assertIn(f'cannot be told: {error}', log.output[0])

@@ -13,10 +13,10 @@ from nova import privsep as nova_privsep
 from nova.virt.libvirt import config as vconfig
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import config
-from nova_pcow import confinement
-from nova_pcow import disk
-from nova_pcow import volume
+from nova_pcow.servers import config
+from nova_pcow.servers import confinement
+from nova_pcow.servers import disk
+from nova_pcow.servers import volume
 from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.common import locks

@@ -4,7 +4,7 @@ import types
 
 from oslotest import base
 
-from nova_pcow import flavor
+from nova_pcow.common import flavor
 from pcow_driver.common import units
 
 

@@ -3,8 +3,8 @@
 import os
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import flavor
-from nova_pcow import storage
+from nova_pcow.common import flavor
+from nova_pcow.servers import storage
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.pools import registry

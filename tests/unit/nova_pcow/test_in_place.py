@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from nova_pcow import in_place
+from nova_pcow.snapshots import in_place
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units

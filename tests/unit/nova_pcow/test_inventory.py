@@ -13,10 +13,10 @@ import fixtures
 from nova.compute import provider_tree
 from oslo_utils import uuidutils
 
-from nova_pcow import arrival
 from nova_pcow import conf as nova_conf
-from nova_pcow import flavor
-from nova_pcow import inventory
+from nova_pcow.common import flavor
+from nova_pcow.migration import arrival
+from nova_pcow.placement import inventory
 from pcow_driver.common import conf
 from pcow_driver.common import units
 from pcow_driver.pools import device

@@ -15,7 +15,7 @@ from nova.tests.functional.api import client
 from oslo_concurrency import lockutils
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import notes
+from nova_pcow.records import notes
 from pcow_driver.common import names
 from pcow_driver.common import units
 from pcow_driver.images import image

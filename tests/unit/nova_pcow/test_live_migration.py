@@ -12,11 +12,11 @@ from unittest import mock
 from nova.virt.libvirt import utils as libvirt_utils
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import flavor
-from nova_pcow import live_migration
-from nova_pcow import migration
-from nova_pcow import notes
-from nova_pcow import storage
+from nova_pcow.common import flavor
+from nova_pcow.migration import cold_migration
+from nova_pcow.migration import live_migration
+from nova_pcow.records import notes
+from nova_pcow.servers import storage
 from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.common import units
@@ -173,7 +173,7 @@ class LiveMigrationTest(base.TestCase):
 
     def test_copy_of_a_template_is_as_good_as_its_own_for_a_cold_migration(self) -> None:
         self.arrive()
-        sent = migration.send(_UUID, str(self.instance), None)
+        sent = cold_migration.send(_UUID, str(self.instance), None)
 
         @contextlib.contextmanager
         def template(cache: template_cache.TemplateCache, image_id: str) -> Iterator[str]:
@@ -181,7 +181,7 @@ class LiveMigrationTest(base.TestCase):
             with cache.template(_IMAGE, self.fetch) as name:
                 yield name
 
-        migration.receive(_UUID, self.on('here'), sent, '', str(self.instance), template)
+        cold_migration.receive(_UUID, self.on('here'), sent, '', str(self.instance), template)
         self.assertTrue(holds(self.path('root'), 0, units.MIB, 0x5A))
         self.assertEqual(1, len(self.templates('here')))
 

@@ -11,7 +11,7 @@ from nova import objects
 from nova.compute import task_states
 from nova.tests.fixtures import libvirt as fakelibvirt
 
-from nova_pcow import notes
+from nova_pcow.records import notes
 from pcow_driver.images import image
 from pcow_driver.pools import registry
 from tests.unit.nova_pcow import base
@@ -54,7 +54,7 @@ class LiveMigrationDriverTest(two_hosts.TwoHostsTestCase):
     def test_image_that_is_larger_than_the_flavor_for_the_new_host(self) -> None:
         """As its own host looks earlier, and may be of an earlier version."""
         image.resize(str(self.files('host1')[0]), 8 << 30)
-        with mock.patch('nova_pcow.storage.check_sizes'):
+        with mock.patch('nova_pcow.servers.storage.check_sizes'):
             self.check_stayed('error', ' has 8 GiB on its host, and the flavor ')
         self.assertEqual([], self.files('host2'))
 

@@ -15,14 +15,14 @@ from unittest import mock
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import processutils
 
-from nova_pcow import arrival
 from nova_pcow import conf as nova_conf
-from nova_pcow import flavor
-from nova_pcow import inventory
-from nova_pcow import live_migration
-from nova_pcow import migration
-from nova_pcow import snapshot
-from nova_pcow import storage
+from nova_pcow.common import flavor
+from nova_pcow.migration import arrival
+from nova_pcow.migration import cold_migration
+from nova_pcow.migration import live_migration
+from nova_pcow.placement import inventory
+from nova_pcow.servers import storage
+from nova_pcow.snapshots import snapshot
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
@@ -129,8 +129,8 @@ class MigrationTest(base.TestCase):
         self.assertTrue(holds(self.path('data0'), 0, 64 * units.KIB, 0x22))
 
     def resize(self) -> None:
-        migration.mark(_UUID, 7)
-        migration.grow(_UUID, _LARGE)
+        cold_migration.mark(_UUID, 7)
+        cold_migration.grow(_UUID, _LARGE)
         storage.create(_UUID, _LARGE, self.pools['here'], None)
         self.assertEqual([32, 8, 2], self.sizes())
         self.check_contents()
@@ -138,17 +138,17 @@ class MigrationTest(base.TestCase):
     def test_resize_that_the_pool_cannot_take(self) -> None:
         """Checked while the guest has its images."""
         with contextlib.closing(nova_base.Writer(self.path('root'))):
-            migration.check_stays(_UUID, _LARGE)
+            cold_migration.check_stays(_UUID, _LARGE)
             registry.PoolRegistry().set('here', overcommit=0.0001)
-            self.assertRaises(exception.NoRoom, migration.check_stays, _UUID, _LARGE)
-            migration.check_stays(_UUID, _SMALL)  # only its memory or processors change
+            self.assertRaises(exception.NoRoom, cold_migration.check_stays, _UUID, _LARGE)
+            cold_migration.check_stays(_UUID, _SMALL)  # only its memory or processors change
             registry.PoolRegistry().set('here', overcommit=0, draining=True)
-            self.assertRaises(exception.PoolDraining, migration.check_stays, _UUID, _LARGE)
+            self.assertRaises(exception.PoolDraining, cold_migration.check_stays, _UUID, _LARGE)
             wanted = dataclasses.replace(
                 _SMALL, required_traits=frozenset({'CUSTOM_PCOW', 'CUSTOM_PCOW_PMEM'})
             )
             error = self.assertRaises(
-                inventory.PlacementMismatch, migration.check_stays, _UUID, wanted
+                inventory.PlacementMismatch, cold_migration.check_stays, _UUID, wanted
             )
             self.assertIn('lies in the pool here, which has not CUSTOM_PCOW_PMEM', str(error))
 
@@ -157,20 +157,20 @@ class MigrationTest(base.TestCase):
         path = self.path('data0')
         size = image.info(path).virtual_size
         device.write_info_block(path, size, size - 2 * units.MIB)
-        self.assertRaises(exception.DeviceInvalid, migration.check_stays, _UUID, _LARGE)
-        self.assertRaises(exception.DeviceInvalid, migration.grow, _UUID, _LARGE)
+        self.assertRaises(exception.DeviceInvalid, cold_migration.check_stays, _UUID, _LARGE)
+        self.assertRaises(exception.DeviceInvalid, cold_migration.grow, _UUID, _LARGE)
         self.assertEqual(size, image.info(path).virtual_size)
 
     def test_growth_that_was_interrupted(self) -> None:
         """Between the image and what its guest is told."""
         path = self.path('data0')
         image.resize(path, 10 * units.MIB)
-        migration.grow(_UUID, _LARGE)
+        cold_migration.grow(_UUID, _LARGE)
         self.assertEqual(8 * units.MIB, device._look(path)[1])
 
     def test_resize_and_confirm(self) -> None:
         self.resize()
-        migration.confirm(_UUID, None, is_here=True)
+        cold_migration.confirm(_UUID, None, is_here=True)
         self.assertEqual(
             [[], [], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)]
         )
@@ -181,7 +181,7 @@ class MigrationTest(base.TestCase):
         self.resize()
         write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
         write(self.path('root'), 31 * units.MIB, 64 * units.KIB, 0x44)
-        migration.revert(_UUID, _SMALL, 7)
+        cold_migration.revert(_UUID, _SMALL, 7)
         self.assertEqual([16, 4], self.sizes())
         self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
         self.check_contents()
@@ -191,33 +191,33 @@ class MigrationTest(base.TestCase):
         with mock.patch.object(
             image, 'snapshot_delete', side_effect=exception.ToolFailed(message='killed')
         ):
-            self.assertRaises(exception.ToolFailed, migration.revert, _UUID, _SMALL, 7)
-        migration.revert(_UUID, _SMALL, 7)
+            self.assertRaises(exception.ToolFailed, cold_migration.revert, _UUID, _SMALL, 7)
+        cold_migration.revert(_UUID, _SMALL, 7)
         self.assertEqual([16, 4], self.sizes())
         self.check_contents()
 
     def test_revert_after_a_resize_that_failed(self) -> None:
         """Its mark is still there, and the next resize goes back to where that one began."""
-        migration.mark(_UUID, 6)
+        cold_migration.mark(_UUID, 6)
         write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
-        migration.mark(_UUID, 7)
+        cold_migration.mark(_UUID, 7)
         write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x44)
-        migration.revert(_UUID, _SMALL, 7)
+        cold_migration.revert(_UUID, _SMALL, 7)
         self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33))
 
     def test_revert_of_a_resize_that_ended_before_its_mark(self) -> None:
         """The service was killed while the server still ran; the mark of an earlier resize is not
         that one's.
         """
-        migration.mark(_UUID, 6)
+        cold_migration.mark(_UUID, 6)
         write(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33)
-        migration.revert(_UUID, _SMALL, 7)
+        cold_migration.revert(_UUID, _SMALL, 7)
         self.assertTrue(holds(self.path('root'), 8 * units.MIB, 64 * units.KIB, 0x33))
-        migration.mark(_UUID, 8)
+        cold_migration.mark(_UUID, 8)
         self.assertEqual(
             ['nova-resize-8'], [one.name for one in image.snapshot_list(self.path('root'))]
         )
-        migration.forget(_UUID, None)
+        cold_migration.forget(_UUID, None)
         self.assertEqual([], image.snapshot_list(self.path('root')))
 
     def test_mark_that_fails(self) -> None:
@@ -229,35 +229,35 @@ class MigrationTest(base.TestCase):
             create(path, name)
 
         with mock.patch.object(image, 'snapshot_create', full):
-            self.assertRaises(exception.ToolFailed, migration.mark, _UUID, 7)
+            self.assertRaises(exception.ToolFailed, cold_migration.mark, _UUID, 7)
         self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
         self.check_contents()
 
     def test_hosts_of_other_versions(self) -> None:
         """They are upgraded one after another, and sometimes back."""
         first = {'role', 'path', 'base', 'base_path', 'base_uuid'}  # that each version knows
-        plain = migration.Transferred('root', '/x/root.pcow', None, None, None)
+        plain = cold_migration.Transferred('root', '/x/root.pcow', None, None, None)
         damaged = dataclasses.replace(plain, role='data0', damaged=True)
         arrived = arrival.Arrival('source', [plain, damaged])
         arrival.note(str(self.instance), arrived)
         note = self.instance / 'pcow-arrived.json'
-        packed = json.loads(migration.pack('[]', [plain, damaged]))
+        packed = json.loads(cold_migration.pack('[]', [plain, damaged]))
         noted = json.loads(note.read_text())
         for one, other in ([item['pcow'] for item in packed], noted['images']):
             self.assertEqual(first, set(one))
             self.assertEqual(first | {'damaged'}, set(other))
             one['later'] = 'unknown here'
-        self.assertEqual([plain, damaged], migration.unpack(json.dumps(packed))[1])
+        self.assertEqual([plain, damaged], cold_migration.unpack(json.dumps(packed))[1])
         note.write_text(json.dumps(noted | {'later': 1}))
         self.assertEqual(arrived, arrival.noted(str(self.instance)))
         note.unlink()
 
     def move(self, template: object) -> None:
-        sent = migration.send(_UUID, str(self.instance), None)
-        disks, arrived = migration.unpack(migration.pack('[{"path": "/x/disk"}]', sent))
+        sent = cold_migration.send(_UUID, str(self.instance), None)
+        disks, arrived = cold_migration.unpack(cold_migration.pack('[{"path": "/x/disk"}]', sent))
         self.assertEqual(('[{"path": "/x/disk"}]', sent), (disks, arrived))
         there = self.on('there')
-        migration.receive(_UUID, there, arrived, '', str(self.instance), template)  # type: ignore[arg-type]
+        cold_migration.receive(_UUID, there, arrived, '', str(self.instance), template)  # type: ignore[arg-type]
         self.assertEqual([], os.listdir(self.instance))
 
     def test_base_that_a_guest_has_named(self) -> None:
@@ -270,8 +270,8 @@ class MigrationTest(base.TestCase):
             # what a header can say without knowing a UUID
             tool.run(tool.find('pcow_img'), 'create', '-q', '-u', '-b', str(named), root, '16M')
             for refused in (
-                lambda: migration.check_travels(_UUID),
-                lambda: migration.send(_UUID, str(self.instance), None),
+                lambda: cold_migration.check_travels(_UUID),
+                lambda: cold_migration.send(_UUID, str(self.instance), None),
                 lambda: live_migration.leaving(_UUID),
                 lambda: snapshot.export(
                     root, device.window(root), None, str(self.directory / 'upload'), 'raw'
@@ -281,7 +281,7 @@ class MigrationTest(base.TestCase):
                 self.assertRaisesRegex(exception.PcowError, 'rebase -u -b', refused)
         image.rebase(root, other, unsafe=True)  # it knows the UUID: that is no template
         self.assertRaisesRegex(
-            storage.ServerStorageError, 'not the template', migration.check_travels, _UUID
+            storage.ServerStorageError, 'not the template', cold_migration.check_travels, _UUID
         )
         self.assertEqual([], os.listdir(self.instance))
 
@@ -298,20 +298,20 @@ class MigrationTest(base.TestCase):
         os.truncate(root, 1 << 40)
         self.pool_of(8 * units.GIB)
         for refused in (
-            lambda: migration.check_travels(_UUID, memory=units.GIB),
-            lambda: migration.send(_UUID, str(self.instance), None),
+            lambda: cold_migration.check_travels(_UUID, memory=units.GIB),
+            lambda: cold_migration.send(_UUID, str(self.instance), None),
         ):
             error = self.assertRaises(storage.ServerStorageError, refused)
             self.assertIn(f'{root} is 1 TiB long', str(error))
         self.assertEqual([], os.listdir(self.instance))
         os.truncate(root, 10 * units.GIB)
-        migration.check_travels(_UUID, memory=5 * units.GIB)  # states of it were deleted
+        cold_migration.check_travels(_UUID, memory=5 * units.GIB)  # states of it were deleted
         # the way out
         base = image.info(root).base_path
         copy = f'{root}.copy.pcow'
         tool.run(tool.find('pcow_img'), 'convert', '-q', '-B', str(base), root, copy)
         os.rename(copy, root)
-        migration.check_travels(_UUID)
+        cold_migration.check_travels(_UUID)
         self.check_contents()
 
     def test_file_of_snapshots_that_were_deleted(self) -> None:
@@ -322,7 +322,7 @@ class MigrationTest(base.TestCase):
             write(root, 0, 8 * units.MIB, number)
         for number in range(8):
             image.snapshot_delete(root, f's{number}')
-        migration.check_travels(_UUID)
+        cold_migration.check_travels(_UUID)
 
     def test_file_with_many_snapshots(self) -> None:
         """That there are so many may be written there, too: the pool has no room for all."""
@@ -330,10 +330,10 @@ class MigrationTest(base.TestCase):
         for number in range(70):
             image.snapshot_create(root, f's{number}')
         os.truncate(root, 900 * units.MIB)
-        migration.check_travels(_UUID)
+        cold_migration.check_travels(_UUID)
         self.pool_of(units.GIB // 2)
         self.assertRaisesRegex(
-            storage.ServerStorageError, 'MiB long', migration.check_travels, _UUID
+            storage.ServerStorageError, 'MiB long', cold_migration.check_travels, _UUID
         )
 
     def test_move_to_a_host_that_makes_the_template(self) -> None:
@@ -422,7 +422,7 @@ class MigrationTest(base.TestCase):
     def test_confirm_a_move(self) -> None:
         self.move(self.template)
         self.on('here')
-        migration.confirm(_UUID, None, is_here=False)
+        cold_migration.confirm(_UUID, None, is_here=False)
         self.assertEqual([], storage.find(_UUID))
         self.on('there')
         self.check_contents()
@@ -431,18 +431,18 @@ class MigrationTest(base.TestCase):
         """A call that died before it had told Nova."""
         self.test_confirm_a_move()
         self.on('here')
-        migration.confirm(_UUID, None, is_here=False)
+        cold_migration.confirm(_UUID, None, is_here=False)
         self.on('there')
-        migration.confirm(_UUID, None, is_here=True)
+        cold_migration.confirm(_UUID, None, is_here=True)
         self.check_contents()
 
     def test_confirm_in_a_shared_pool_again(self) -> None:
         """The first call deleted the marks and died; the images are those of the server on its new
         host.
         """
-        migration.mark(_UUID, 7)
+        cold_migration.mark(_UUID, 7)
         for _time in range(2):
-            migration.confirm(_UUID, None, is_here=False)
+            cold_migration.confirm(_UUID, None, is_here=False)
             self.assertEqual(
                 [[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)]
             )
@@ -450,27 +450,27 @@ class MigrationTest(base.TestCase):
 
     def test_confirm_in_a_shared_pool_while_it_runs_elsewhere(self) -> None:
         """What that QEMU has open is left alone; the mark goes with the next start."""
-        migration.mark(_UUID, 7)
+        cold_migration.mark(_UUID, 7)
         with contextlib.closing(nova_base.Writer(self.path('root'))):
-            migration.confirm(_UUID, None, is_here=False)
-            migration.forget(_UUID, None)
+            cold_migration.confirm(_UUID, None, is_here=False)
+            cold_migration.forget(_UUID, None)
         self.assertEqual(
             ['nova-resize-7'], [one.name for one in image.snapshot_list(self.path('root'))]
         )
         self.assertEqual([], image.snapshot_list(self.path('data0')))
-        migration.forget(_UUID, None)
+        cold_migration.forget(_UUID, None)
         self.assertEqual([], image.snapshot_list(self.path('root')))
 
     def test_move_that_was_reverted(self) -> None:
         """Nothing of it is left that a confirmation of the next could take for its own."""
-        migration.send(_UUID, str(self.instance), None)
+        cold_migration.send(_UUID, str(self.instance), None)
         self.assertEqual(
             {'nova-sent'},
             {one.name for item in storage.find(_UUID) for one in image.snapshot_list(item.path)},
         )
-        migration.revert(_UUID, _SMALL, 7)
+        cold_migration.revert(_UUID, _SMALL, 7)
         storage.check_not_sent(_UUID)
-        migration.confirm(_UUID, None, is_here=False)
+        cold_migration.confirm(_UUID, None, is_here=False)
         self.check_contents()
         self.assertEqual([[], []], [image.snapshot_list(item.path) for item in storage.find(_UUID)])
 
@@ -478,11 +478,11 @@ class MigrationTest(base.TestCase):
         """The server may have, on the other host; a start of the server, or its next resize, cannot
         know.
         """
-        migration.send(_UUID, str(self.instance), None)
-        migration.forget(_UUID, None)
+        cold_migration.send(_UUID, str(self.instance), None)
+        cold_migration.forget(_UUID, None)
         for use in (
             lambda: storage.check_not_sent(_UUID),
-            lambda: migration.check_evacuation(_UUID, _SMALL),
+            lambda: cold_migration.check_evacuation(_UUID, _SMALL),
         ):
             error = self.assertRaises(storage.ServerStorageError, use)
             self.assertIn('if the server has run there since, this is old', str(error))
@@ -495,12 +495,12 @@ class MigrationTest(base.TestCase):
         self.move(self.template)
         self.on('here')
         error = self.assertRaises(
-            storage.ServerStorageError, migration.confirm, _UUID, None, is_here=False
+            storage.ServerStorageError, cold_migration.confirm, _UUID, None, is_here=False
         )
         self.assertIn(f'{self.path("root")} was copied to the new host', str(error))
         self.assertEqual(['root'], [item.role for item in storage.find(_UUID)])
         self.pools['here'].delete_image('fork')
-        migration.confirm(_UUID, None, is_here=False)
+        cold_migration.confirm(_UUID, None, is_here=False)
         self.assertEqual([], storage.find(_UUID))
 
     def test_confirm_a_move_while_the_old_pool_is_not_there(self) -> None:
@@ -508,9 +508,11 @@ class MigrationTest(base.TestCase):
         self.on('here')
         marker = Path(self.pools['here'].path, '.pcow-pool')
         marker.rename(marker.with_name('.away'))
-        self.assertRaises(storage.ServerStorageError, migration.confirm, _UUID, None, is_here=False)
+        self.assertRaises(
+            storage.ServerStorageError, cold_migration.confirm, _UUID, None, is_here=False
+        )
         marker.with_name('.away').rename(marker)
-        migration.confirm(_UUID, None, is_here=False)
+        cold_migration.confirm(_UUID, None, is_here=False)
         self.assertEqual([], storage.find(_UUID))
 
     def test_copies_are_durable(self) -> None:
@@ -541,7 +543,7 @@ class MigrationTest(base.TestCase):
         self.assertEqual([other], [path for path in directory.iterdir() if 'server-' in path.name])
 
     def test_pool_that_is_full_when_a_copy_arrives(self) -> None:
-        sent = migration.send(_UUID, str(self.instance), None)
+        sent = cold_migration.send(_UUID, str(self.instance), None)
         there, full = (
             self.on('there'),
             processutils.ProcessExecutionError(stderr='cp: No space left on device\n'),
@@ -549,7 +551,7 @@ class MigrationTest(base.TestCase):
         with mock.patch.object(libvirt_utils, 'copy_image', side_effect=full):
             error = self.assertRaises(
                 storage.ServerStorageError,
-                migration.receive,
+                cold_migration.receive,
                 _UUID,
                 there,
                 sent,
@@ -561,13 +563,13 @@ class MigrationTest(base.TestCase):
             'what has arrived cannot be put into the pool: cp: No space left on device', str(error)
         )
         for _time in range(2):  # the second has nothing to do
-            migration.receive(_UUID, there, sent, '', str(self.instance), self.template)
+            cold_migration.receive(_UUID, there, sent, '', str(self.instance), self.template)
         self.check_contents()
 
     def test_room_of_what_arrives(self) -> None:
         """Nobody else gets that space while it is copied."""
         there = self.pools['there']
-        sent = migration.send(_UUID, str(self.instance), None)
+        sent = cold_migration.send(_UUID, str(self.instance), None)
         before, seen = there.account().provisioned, []
 
         def copy(source: str, target: str) -> None:
@@ -575,7 +577,9 @@ class MigrationTest(base.TestCase):
             shutil.copyfile(source, target)
 
         with mock.patch.object(libvirt_utils, 'copy_image', copy):
-            migration.receive(_UUID, self.on('there'), sent, '', str(self.instance), self.template)
+            cold_migration.receive(
+                _UUID, self.on('there'), sent, '', str(self.instance), self.template
+            )
         self.assertEqual(
             [(18 + 6) * units.MIB, (18 + 6 + 6 + 6) * units.MIB],
             [provisioned - before for provisioned in seen],
@@ -583,9 +587,9 @@ class MigrationTest(base.TestCase):
 
     def killed_at(self, step: str, *, after: bool) -> None:
         """A call that ends there, and those that go on."""
-        sent = migration.send(_UUID, str(self.instance), None)
+        sent = cold_migration.send(_UUID, str(self.instance), None)
         there = self.on('there')
-        real = getattr(staging if step == 'finish' else migration, step)
+        real = getattr(staging if step == 'finish' else cold_migration, step)
 
         def killed(*args: Any) -> None:
             if after:
@@ -593,11 +597,12 @@ class MigrationTest(base.TestCase):
             raise KeyboardInterrupt
 
         with mock.patch(
-            f'nova_pcow.migration.{"staging." if step == "finish" else ""}{step}', killed
+            f'nova_pcow.migration.cold_migration.{"staging." if step == "finish" else ""}{step}',
+            killed,
         ):
             self.assertRaises(
                 KeyboardInterrupt,
-                migration.receive,
+                cold_migration.receive,
                 _UUID,
                 there,
                 sent,
@@ -606,7 +611,7 @@ class MigrationTest(base.TestCase):
                 self.template,
             )
         for _time in range(2):
-            migration.receive(_UUID, there, sent, '', str(self.instance), self.template)
+            cold_migration.receive(_UUID, there, sent, '', str(self.instance), self.template)
         self.check_contents()
         self.assertEqual(
             [], [path for item in sent for path in self.instance.glob(f'{Path(item.path).name}*')]
@@ -635,12 +640,12 @@ class MigrationTest(base.TestCase):
     def test_data_that_are_damaged_on_their_way(self) -> None:
         self._with_checksums()
         original = self.path('root')
-        sent = migration.send(_UUID, str(self.instance), None)
+        sent = cold_migration.send(_UUID, str(self.instance), None)
         there = self.on('there')
         self._damage(sent[0].path)
 
         def receive() -> None:
-            migration.receive(_UUID, there, sent, 'source', str(self.instance), self.template)
+            cold_migration.receive(_UUID, there, sent, 'source', str(self.instance), self.template)
 
         error = self.assertRaises(storage.ServerStorageError, receive)
         self.assertIn('was damaged on its way: the 2 MiB from guest byte', str(error))
@@ -655,19 +660,19 @@ class MigrationTest(base.TestCase):
         """The server goes on, as it did."""
         self._with_checksums()
         self._damage(self.path('root'))
-        with self.assertLogs('nova_pcow.migration', 'ERROR') as log:
+        with self.assertLogs('nova_pcow.migration.cold_migration', 'ERROR') as log:
             self.move(self.template)
         self.assertIn('is sent as it is', log.output[0])
         self.assertIn('has arrived damaged', log.output[1])
         self.assertTrue(holds(self.path('data0'), 0, 64 * units.KIB, 0x22))
 
     def test_copy_that_arrives_damaged(self) -> None:
-        sent = migration.send(_UUID, str(self.instance), None)
+        sent = cold_migration.send(_UUID, str(self.instance), None)
         os.truncate(sent[0].path, 8192)
         there = self.on('there')
         self.assertRaises(
             exception.PcowError,
-            migration.receive,
+            cold_migration.receive,
             _UUID,
             there,
             sent,

@@ -4,8 +4,8 @@ import dataclasses
 from unittest import mock
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import flavor
-from nova_pcow import storage
+from nova_pcow.common import flavor
+from nova_pcow.servers import storage
 from pcow_driver.common import units
 from pcow_driver.pools import registry
 from tests.unit.pcow_driver import base

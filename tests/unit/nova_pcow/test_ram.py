@@ -22,15 +22,15 @@ from nova.virt.libvirt import guest as libvirt_guest
 from nova.virt.libvirt import utils as libvirt_utils
 from oslotest import base as oslotest_base
 
-from nova_pcow import flavor
-from nova_pcow import inventory
-from nova_pcow import leaving
-from nova_pcow import live_migration
-from nova_pcow import migration as migration_module
-from nova_pcow import ram
-from nova_pcow import reserved
-from nova_pcow import resize_claims
-from nova_pcow import storage
+from nova_pcow.common import flavor
+from nova_pcow.common import reserved
+from nova_pcow.migration import cold_migration
+from nova_pcow.migration import leaving
+from nova_pcow.migration import live_migration
+from nova_pcow.placement import inventory
+from nova_pcow.placement import resize_claims
+from nova_pcow.servers import ram
+from nova_pcow.servers import storage
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
@@ -509,14 +509,14 @@ class ResizeTest(RamTestCase):
         """It has no mark of a resize, so it keeps none from its end."""
         self._stop_server(self.server)
         old = flavor.of(self.instance(self.server))
-        migration_module.mark(self.server['id'], 7)
+        cold_migration.mark(self.server['id'], 7)
         self.damage(self.server)
-        migration_module.check_evacuation(self.server['id'], old)
-        migration_module.confirm(self.server['id'], None, is_here=True)
+        cold_migration.check_evacuation(self.server['id'], old)
+        cold_migration.confirm(self.server['id'], None, is_here=True)
         self.assertEqual([], image.snapshot_list(self.path(self.server, 'root')))
-        migration_module.mark(self.server['id'], 8)
-        with self.assertLogs('nova_pcow.ram', 'WARNING') as logs:
-            migration_module.revert(self.server['id'], old, 8)
+        cold_migration.mark(self.server['id'], 8)
+        with self.assertLogs('nova_pcow.servers.ram', 'WARNING') as logs:
+            cold_migration.revert(self.server['id'], old, 8)
         self.assertIn('What checkpoints of the server have', logs.output[0])
         self.assertEqual({'root': []}, self.snapshots(self.server))
 
@@ -555,9 +555,9 @@ class ResizeTest(RamTestCase):
         wanted = flavor.of(instance)
         with mock.patch('pcow_driver.images.image.probe', return_value='page-cache'):
             self.assertRaises(
-                exception.PoolInvalid, migration_module.check_stays, self.server['id'], wanted
+                exception.PoolInvalid, cold_migration.check_stays, self.server['id'], wanted
             )
-        migration_module.check_stays(self.server['id'], wanted)
+        cold_migration.check_stays(self.server['id'], wanted)
 
     def test_pool_of_another_host(self) -> None:
         """Placement has chosen it, and knows its class."""

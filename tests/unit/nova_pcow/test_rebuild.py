@@ -18,7 +18,7 @@ from nova.scheduler.client import report
 from nova.tests.functional.api import client
 import oslo_messaging
 
-from nova_pcow import rebuild
+from nova_pcow.servers import rebuild
 from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.virt import boot
@@ -258,8 +258,8 @@ class RebuildTest(base.ServersTestCase):
     def test_reboot_of_what_was_killed_while_it_was_rebuilt(self) -> None:
         """It has the new root then, which goes with the new kernel."""
         with (
-            mock.patch('nova_pcow.storage.discard'),
-            mock.patch('nova_pcow.storage.delete', return_value=True) as delete,
+            mock.patch('nova_pcow.servers.storage.discard'),
+            mock.patch('nova_pcow.servers.storage.delete', return_value=True) as delete,
         ):
             delete.side_effect = lambda *_args, **_kwargs: self.delete_once()
             with mock.patch(

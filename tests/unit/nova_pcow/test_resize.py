@@ -21,8 +21,8 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import processutils
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import inventory
-from nova_pcow import migration as migration_module
+from nova_pcow.migration import cold_migration
+from nova_pcow.placement import inventory
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
@@ -194,7 +194,9 @@ class LateFailureTest(ResizeTestCase):
     def migrate(self) -> None:
         """To a host that does not see the pool of the first."""
         self.start_compute(hostname='compute2')
-        self.useFixture(fixtures.MonkeyPatch('nova_pcow.shared.sees', lambda _data: False))
+        self.useFixture(
+            fixtures.MonkeyPatch('nova_pcow.placement.shared.sees', lambda _data: False)
+        )
         for number, name in enumerate(('compute1', 'compute2')):
             self.useFixture(
                 fixtures.MockPatchObject(
@@ -260,7 +262,7 @@ class LateFailureTest(ResizeTestCase):
         before = [image.info(path).uuid for path in paths]
         directory = Path(libvirt_utils.get_instance_path(objects.Instance(uuid=self.server['id'])))
         directory.mkdir(parents=True, exist_ok=True)
-        send, copy, failures = migration_module.send, migration_module._copy, [False, True, True]
+        send, copy, failures = cold_migration.send, cold_migration._copy, [False, True, True]
 
         def send_away(*arguments: Any, **options: Any) -> Any:
             sent = send(*arguments, **options)
@@ -274,8 +276,8 @@ class LateFailureTest(ResizeTestCase):
             copy(*arguments)
 
         with (
-            mock.patch.object(migration_module, 'send', side_effect=send_away),
-            mock.patch.object(migration_module, '_copy', side_effect=copy_one),
+            mock.patch.object(cold_migration, 'send', side_effect=send_away),
+            mock.patch.object(cold_migration, '_copy', side_effect=copy_one),
         ):
             self.migrate()
             self.assertEqual(
@@ -320,14 +322,16 @@ class TwoPoolsTest(ResizeTestCase):
         self.uuids = {
             name: self.provider(f'compute1_pcow_{name}')['uuid'] for name in ('fast', 'other')
         }
-        check = migration_module.check_stays
+        check = cold_migration.check_stays
 
         def choose_other(*arguments: Any) -> None:
             self.claim('other')
             check(*arguments)
 
         self.useFixture(
-            fixtures.MockPatch('nova_pcow.migration.check_stays', side_effect=choose_other)
+            fixtures.MockPatch(
+                'nova_pcow.migration.cold_migration.check_stays', side_effect=choose_other
+            )
         )
 
     def claim(self, pool: str) -> None:
@@ -428,7 +432,7 @@ class TwoPoolsTest(ResizeTestCase):
 
     def test_claim_while_placement_is_away(self) -> None:
         with mock.patch(
-            'nova_pcow.resize_claims._provider',
+            'nova_pcow.placement.resize_claims._provider',
             side_effect=keystone_exception.ConnectFailure('placement is away'),
         ):
             self.resize('ERROR')  # as above

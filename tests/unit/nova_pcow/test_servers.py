@@ -17,7 +17,7 @@ from nova.virt.libvirt import guest
 from oslo_utils import uuidutils
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import inventory
+from nova_pcow.placement import inventory
 from pcow_driver.common import conf
 from pcow_driver.common import tool
 from pcow_driver.common import units
@@ -210,7 +210,7 @@ class CreateTest(base.ServersTestCase):
 
     def test_server_that_has_a_misspelt_extra_spec(self) -> None:
         """Since the API was not asked to check: it goes on with what it has."""
-        with mock.patch('nova_pcow.flavor.check_known'):
+        with mock.patch('nova_pcow.common.flavor.check_known'):
             server = self.boot(self.make_misspelt_flavor())
         self.assertEqual('ACTIVE', self._rebuild_server(server, base.IMAGE)['status'])
 

@@ -17,9 +17,9 @@ from nova.tests.functional.api import client
 from nova.virt.libvirt import guest
 import oslo_messaging
 
-from nova_pcow import inventory
-from nova_pcow import shared
-from nova_pcow import storage
+from nova_pcow.placement import inventory
+from nova_pcow.placement import shared
+from nova_pcow.servers import storage
 from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.images import image
@@ -99,7 +99,9 @@ class SharedTest(base.ServersTestCase):
         def chosen(*arguments: Any) -> Any:
             tried.append(self.now)
             if len(tried) == 1:
-                self.useFixture(fixtures.MonkeyPatch('nova_pcow.inventory.choose', chosen_again))
+                self.useFixture(
+                    fixtures.MonkeyPatch('nova_pcow.placement.inventory.choose', chosen_again)
+                )
                 stack.enter_context(fail())
             return choose(*arguments)
 
@@ -108,7 +110,7 @@ class SharedTest(base.ServersTestCase):
             stack.close()
             return choose(*arguments)
 
-        self.useFixture(fixtures.MonkeyPatch('nova_pcow.inventory.choose', chosen))
+        self.useFixture(fixtures.MonkeyPatch('nova_pcow.placement.inventory.choose', chosen))
         with contextlib.ExitStack() as stack:
             server = self.boot(self.make_flavor(root='true'))
         self.assertEqual(list(_HOSTS), sorted(tried))

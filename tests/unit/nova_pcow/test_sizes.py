@@ -15,9 +15,9 @@ from nova import objects
 from nova.tests.functional.api import client
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import flavor
-from nova_pcow import notes
-from nova_pcow import storage
+from nova_pcow.common import flavor
+from nova_pcow.records import notes
+from nova_pcow.servers import storage
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
@@ -197,7 +197,7 @@ class ServerTest(test_resize.ResizeTestCase):
         words = 'says that it holds 8 GiB of data'
         error = self.assertRaises(nova_exception.InternalError, self.snapshot)
         self.assertIn(words, str(error))
-        with mock.patch('nova_pcow.snapshot.frozen', frozen):
+        with mock.patch('nova_pcow.snapshots.snapshot.frozen', frozen):
             error = self.assertRaises(nova_exception.InternalError, self.snapshot)
         self.assertIn(words, str(error))
 

@@ -13,8 +13,8 @@ from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.api import client
 
-from nova_pcow import reserved
-from nova_pcow import snapshot
+from nova_pcow.common import reserved
+from nova_pcow.snapshots import snapshot
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
@@ -54,7 +54,7 @@ class SuspendedTest(base.TestCase):
     def setUp(self) -> None:
         super().setUp()
         test_domain.record_libvirt(self)
-        self.useFixture(fixtures.MockPatch('nova_pcow.snapshot._libvirt'))
+        self.useFixture(fixtures.MockPatch('nova_pcow.snapshots.snapshot._libvirt'))
         pool = registry.PoolRegistry().create('fast', str(self.directory / 'fast'))
         self.paths = [
             device.create(pool, name, 16 * units.MIB) for name in ('server-x-root', 'volume-y')
@@ -92,7 +92,7 @@ class SuspendedTest(base.TestCase):
         """
         writer = nova_base.Writer(self.paths[0])
         self.addCleanup(writer.close)
-        with self.assertLogs('nova_pcow.snapshot', 'WARNING') as logs:
+        with self.assertLogs('nova_pcow.snapshots.snapshot', 'WARNING') as logs:
             snapshot.forget_suspended(Suspended(self.paths))
         self.assertIn(self.paths[0], logs.output[0])
         self.assertEqual([['kept', reserved.SUSPENDED], ['kept']], self.names())
@@ -209,7 +209,9 @@ class RefusedTest(nova_base.ServersTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.start_compute()
-        self.useFixture(fixtures.MockPatch('nova_pcow.snapshot._libvirt', return_value=fakelibvirt))
+        self.useFixture(
+            fixtures.MockPatch('nova_pcow.snapshots.snapshot._libvirt', return_value=fakelibvirt)
+        )
         self.server = self.boot(self.make_flavor(root='true'))
 
     def act(self, action: str) -> Any:
@@ -221,7 +223,7 @@ class RefusedTest(nova_base.ServersTestCase):
 
     def test_suspend(self) -> None:
         refused = snapshot.SuspendRefused(disk='vdb (raw)')
-        with mock.patch('nova_pcow.snapshot.suspend', side_effect=refused):
+        with mock.patch('nova_pcow.snapshots.snapshot.suspend', side_effect=refused):
             self.assertEqual('ACTIVE', self.act('suspend')['status'])
         self.assertIn(
             'the disk vdb (raw) takes no snapshot', self.event_words(self.server, 'suspend')
@@ -230,19 +232,20 @@ class RefusedTest(nova_base.ServersTestCase):
     def test_suspend_without_room(self) -> None:
         registry.PoolRegistry().set(self.pool.name, overcommit=0.0001)
         # the disks of Nova's libvirt for tests are raw
-        with mock.patch('nova_pcow.snapshot._check_disks'):
+        with mock.patch('nova_pcow.snapshots.snapshot._check_disks'):
             self.assertEqual('ACTIVE', self.act('suspend')['status'])
         self.assertIn('more cannot be provisioned', self.event_words(self.server, 'suspend'))
 
     def test_resume(self) -> None:
-        with mock.patch('nova_pcow.snapshot.suspend'):
+        with mock.patch('nova_pcow.snapshots.snapshot.suspend'):
             self.assertEqual('SUSPENDED', self.act('suspend')['status'])
         instance = objects.Instance.get_by_uuid(context.get_admin_context(), self.server['id'])
         self.computes['compute1'].driver._host.get_guest(instance)._domain.destroy()
         with (
-            mock.patch('nova_pcow.snapshot.suspended'),
+            mock.patch('nova_pcow.snapshots.snapshot.suspended'),
             mock.patch(
-                'nova_pcow.snapshot.go_back', side_effect=fakelibvirt.libvirtError('no memory')
+                'nova_pcow.snapshots.snapshot.go_back',
+                side_effect=fakelibvirt.libvirtError('no memory'),
             ),
         ):
             self.assertEqual('SUSPENDED', self.act('resume')['status'])

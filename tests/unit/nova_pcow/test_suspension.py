@@ -16,10 +16,10 @@ from nova.compute import task_states
 from nova.compute import vm_states
 from nova.tests.fixtures import libvirt as fakelibvirt
 
-from nova_pcow import ram
-from nova_pcow import reserved
-from nova_pcow import storage
-from nova_pcow import suspension
+from nova_pcow.common import reserved
+from nova_pcow.servers import ram
+from nova_pcow.servers import storage
+from nova_pcow.snapshots import suspension
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.images import image
@@ -233,7 +233,7 @@ class RamSuspensionTest(recorded.TestCase):
             self.assertEqual([], self.done())
 
     def test_settled(self) -> None:
-        """The states in the table of :meth:`nova_pcow.suspension.Suspension.settle`."""
+        """The states in the table of :meth:`nova_pcow.snapshots.suspension.Suspension.settle`."""
         resuming, suspending = task_states.RESUMING, task_states.SUSPENDING
         suspended, active = vm_states.SUSPENDED, vm_states.ACTIVE
         gone, off = self.command('delete'), None
@@ -300,7 +300,7 @@ class RamSuspensionTest(recorded.TestCase):
         self.recorded.active = False
         self.ram.unlink()
         self.instance.task_state = task_states.RESUMING
-        with mock.patch('nova_pcow.inventory.all_there', return_value=False):
+        with mock.patch('nova_pcow.placement.inventory.all_there', return_value=False):
             for ask in (self.suspension.resume, self.suspension.settle):
                 error = self.assertRaises(ram.RamRefused, ask)
                 self.assertIn('mount it', str(error))
@@ -372,7 +372,7 @@ class RamSuspensionTest(recorded.TestCase):
         ram.forget_suspended(self.found)
         self.assertEqual(2, len(self.logged()))
         (self.directory / 'fails').touch()
-        with self.assertLogs('nova_pcow.ram', 'WARNING') as logs:
+        with self.assertLogs('nova_pcow.servers.ram', 'WARNING') as logs:
             ram.forget_suspended(self.found)
         self.assertIn('keeps the checkpoint nova-suspended', logs.output[0])
 

@@ -13,11 +13,11 @@ from unittest import mock
 
 from nova_pcow import cli
 from nova_pcow import conf as nova_conf
-from nova_pcow import flavor
-from nova_pcow import storage
-from nova_pcow import warm
-from nova_pcow import warm_client
-from nova_pcow import warm_records
+from nova_pcow.common import flavor
+from nova_pcow.records import warm_records
+from nova_pcow.servers import storage
+from nova_pcow.warm_images import warm
+from nova_pcow.warm_images import warm_client
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
@@ -136,7 +136,7 @@ class RecordTest(WarmTestCase):
             error = self.assertRaises(exception.StateInvalid, warm_records.get, _IMAGE)
             self.assertIn(words, str(error))
             self.assertIn('delete this file', str(error))
-            with self.assertLogs('nova_pcow.warm_records', 'ERROR'):
+            with self.assertLogs('nova_pcow.records.warm_records', 'ERROR'):
                 self.assertEqual([], warm_records.find())
             self.assertEqual([_IMAGE], warm_records.unreadable())
             rows = cli.ListWarm(mock.Mock(), mock.Mock()).take_action(mock.Mock())[1]
@@ -223,7 +223,7 @@ class ProcessorTest(WarmTestCase):
     def test_record(self) -> None:
         for kept, is_right in (('<cpu/>', True), ('<cpu>x</cpu>', False), ('', False)):
             record = self.record(processor=kept)
-            with mock.patch('nova_pcow.warm.processor', return_value='<cpu/>'):
+            with mock.patch('nova_pcow.warm_images.warm.processor', return_value='<cpu/>'):
                 if is_right:
                     warm.check_processor(record, mock.Mock())
                 else:

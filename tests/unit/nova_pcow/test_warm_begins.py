@@ -8,10 +8,10 @@ from unittest import mock
 
 from nova import exception as nova_exception
 
-from nova_pcow import flavor
-from nova_pcow import storage
-from nova_pcow import warm
-from nova_pcow import warm_records
+from nova_pcow.common import flavor
+from nova_pcow.records import warm_records
+from nova_pcow.servers import storage
+from nova_pcow.warm_images import warm
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
@@ -26,7 +26,7 @@ class WarmBeginsTest(test_warm_servers.WarmServersTestCase):
 
     def test_other_processor(self) -> None:
         """It is known when QEMU has begun, and no state is loaded."""
-        with mock.patch('nova_pcow.warm.processor', return_value='<cpu>less</cpu>'):
+        with mock.patch('nova_pcow.warm_images.warm.processor', return_value='<cpu>less</cpu>'):
             server = self.create()
         self.check_boots(server, 'the CPU that this host would give it is not that')
         self.assertNotIn(test_warm_servers.REVERT, self.done)
@@ -50,7 +50,7 @@ class WarmBeginsTest(test_warm_servers.WarmServersTestCase):
             if image.info(self.path({'id': uuid}, 'root'), force_share=True).base_snapshot:
                 raise storage.ServerStorageError(reason='it is too large')
 
-        with mock.patch('nova_pcow.storage.check_sizes', checked):
+        with mock.patch('nova_pcow.servers.storage.check_sizes', checked):
             server = self.create()
         self.check_boots(server, 'it is too large')
 
@@ -61,14 +61,14 @@ class WarmBeginsTest(test_warm_servers.WarmServersTestCase):
         self.assertEqual(1, wrap.call_count)
         with (
             mock.patch('nova.utils.tpool_wrap', side_effect=ValueError('in a thread')),
-            self.assertLogs('nova_pcow.warm_driver', 'WARNING'),
+            self.assertLogs('nova_pcow.libvirt_driver.warm_starts', 'WARNING'),
         ):
             self.assertRaises(ValueError, self.make, image_id=test_warm_servers.OTHER_IMAGE)
 
 
 class WarmRefusedTest(test_warm_servers.WarmServersTestCase):
     def refused(self) -> str:
-        with self.assertLogs('nova_pcow.warm_driver', 'WARNING'):
+        with self.assertLogs('nova_pcow.libvirt_driver.warm_starts', 'WARNING'):
             error = self.assertRaises(nova_exception.InternalError, self.make)
         self.assertEqual([], warm_records.find())
         return str(error)

@@ -14,10 +14,10 @@ from unittest import mock
 from nova import exception as nova_exception
 from nova.compute import task_states
 
-from nova_pcow import deletion_driver
-from nova_pcow import storage
-from nova_pcow import warm
-from nova_pcow import warm_records
+from nova_pcow.libvirt_driver import deletion
+from nova_pcow.records import warm_records
+from nova_pcow.servers import storage
+from nova_pcow.warm_images import warm
 from pcow_driver.common import exception
 from pcow_driver.images import image
 from pcow_driver.images import model
@@ -67,8 +67,8 @@ class ParentTest(test_warm_servers.WarmServersTestCase):
         self.assertTrue(self.is_orphaned())
         del self.glance.images[_IMAGE]
         with (
-            mock.patch('nova_pcow.warm.find_parent', return_value=None),
-            self.assertLogs('nova_pcow.warm_driver', 'WARNING') as log,
+            mock.patch('nova_pcow.warm_images.warm.find_parent', return_value=None),
+            self.assertLogs('nova_pcow.libvirt_driver.warm_starts', 'WARNING') as log,
         ):
             self.driver._drop_deleted(self.context(), self.project)
         self.assertIn('reboot it hard to keep it', log.output[0])
@@ -82,7 +82,7 @@ class ParentTest(test_warm_servers.WarmServersTestCase):
         flavor = self._create_flavor(memory_mb=256, disk=1, ephemeral=0)
         plain = self._create_server(flavor_id=flavor, networks='none')
         error = exception.StateInvalid(path='p', reason='r')
-        with mock.patch('nova_pcow.warm_records.of_server', side_effect=error):
+        with mock.patch('nova_pcow.records.warm_records.of_server', side_effect=error):
             self._delete_server(plain)
 
 
@@ -106,7 +106,7 @@ class UnnamedTest(test_warm_servers.WarmServersTestCase):
             mock.patch('pcow_driver.vm.checkpoint.take', take),
             mock.patch('pcow_driver.vm.checkpoint.delete', delete),
             unnamed_snapshots(),
-            self.assertLogs('nova_pcow.warm_driver', 'WARNING'),
+            self.assertLogs('nova_pcow.libvirt_driver.warm_starts', 'WARNING'),
         ):
             self.assertRaises(nova_exception.InternalError, self.make)
         self.assertEqual(['delete'], self.done)
@@ -118,7 +118,7 @@ class UnnamedTest(test_warm_servers.WarmServersTestCase):
         with (
             mock.patch('pcow_driver.vm.checkpoint.delete', side_effect=error),
             mock.patch.object(self.glance, 'update', side_effect=KeyError),
-            self.assertLogs('nova_pcow.warm_driver', 'WARNING') as log,
+            self.assertLogs('nova_pcow.libvirt_driver.warm_starts', 'WARNING') as log,
         ):
             self.assertRaises(KeyError, self.make)
         self.assertIn('busy', log.output[0])
@@ -202,17 +202,17 @@ class RaceTest(test_warm.WarmTestCase):
         record = self.make()
         run, find = self.meanwhile(record), storage.find
         instance = mock.Mock(uuid=record.server, deleted=True)
-        driver = mock.Mock(_orphan=deletion_driver.DeletionLibvirtDriver._orphan)
+        driver = mock.Mock(_orphan=deletion.DeletionLibvirtDriver._orphan)
 
         def found(uuid: str) -> list[storage.ServerImage]:
             run()
             return find(uuid)
 
         with (
-            mock.patch('nova_pcow.flavor.is_pcow', return_value=True),
-            mock.patch('nova_pcow.storage.find', found),
+            mock.patch('nova_pcow.common.flavor.is_pcow', return_value=True),
+            mock.patch('nova_pcow.servers.storage.find', found),
         ):
-            deletion_driver.DeletionLibvirtDriver._delete_images(driver, instance, frozenset())
+            deletion.DeletionLibvirtDriver._delete_images(driver, instance, frozenset())
             self.join()
         self.assertEqual([], warm_records.find())
         self.assertEqual([], storage.find(record.server))

@@ -19,11 +19,11 @@ from nova.compute import task_states
 from nova.tests import fixtures as nova_fixtures
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import inventory
-from nova_pcow import storage
-from nova_pcow import warm
-from nova_pcow import warm_driver
-from nova_pcow import warm_records
+from nova_pcow.libvirt_driver import warm_starts
+from nova_pcow.placement import inventory
+from nova_pcow.records import warm_records
+from nova_pcow.servers import storage
+from nova_pcow.warm_images import warm
 from pcow_driver.common import exception
 from pcow_driver.images import image
 from pcow_driver.pools import registry
@@ -46,15 +46,18 @@ class WarmServersTestCase(test_ram.RamTestCase):
         self.driver = self.computes['compute1'].driver
         self.done: list[str] = []  # what was asked of QEMU and libvirt, in this order
         for name, new in (
-            ('nova_pcow.warm.check', lambda _found, _uuid, _wanted: '<domain/>'),
-            ('nova_pcow.warm.processor', lambda _found: '<cpu/>'),
-            ('nova_pcow.warm_xml.adopt', lambda definition, _machine: definition),
+            ('nova_pcow.warm_images.warm.check', lambda _found, _uuid, _wanted: '<domain/>'),
+            ('nova_pcow.warm_images.warm.processor', lambda _found: '<cpu/>'),
+            ('nova_pcow.warm_images.warm_xml.adopt', lambda definition, _machine: definition),
             ('pcow_driver.vm.checkpoint.take', self._take),
             ('pcow_driver.vm.checkpoint.delete', self._delete),
             ('pcow_driver.virt.domain.names_by_uuid', self._names),
             ('pcow_driver.virt.domain.Domain.ram', self._ram),
             ('pcow_driver.virt.domain.Domain.writable', lambda _found: []),
-            ('nova_pcow.snapshot.export', lambda *words: Path(words[3]).write_bytes(b'data')),
+            (
+                'nova_pcow.snapshots.snapshot.export',
+                lambda *words: Path(words[3]).write_bytes(b'data'),
+            ),
             (
                 'pcow_driver.virt.domain.Domain.definition',
                 lambda found: str(found._domain.XMLDesc(0)),
@@ -142,13 +145,17 @@ class WarmImageTest(WarmServersTestCase):
             (_CHECKPOINT, task_states.IMAGE_SNAPSHOT),
             ('true', task_states.SHELVING),
         ):
-            with mock.patch('nova_pcow.snapshot_driver.SnapshotLibvirtDriver.snapshot') as plain:
+            with mock.patch(
+                'nova_pcow.libvirt_driver.snapshots.SnapshotLibvirtDriver.snapshot'
+            ) as plain:
                 self.make(asked, task)
             plain.assert_called_once()
         instance = self.instance(self.parent)
         instance.system_metadata['image_pcow_warm'] = 'true'
         instance.save()
-        with mock.patch('nova_pcow.snapshot.frozen', return_value=contextlib.nullcontext()):
+        with mock.patch(
+            'nova_pcow.snapshots.snapshot.frozen', return_value=contextlib.nullcontext()
+        ):
             self.make()  # inherited, and asked for by nobody
         self.assertEqual('false', self.glance.images[WARM_IMAGE]['properties'][warm.PROPERTY])
         self.assertEqual([], warm_records.find())
@@ -157,7 +164,7 @@ class WarmImageTest(WarmServersTestCase):
         error = exception.QmpFailed(command='c', error_class='E', description='no space')
         with (
             mock.patch('pcow_driver.vm.checkpoint.take', side_effect=error),
-            self.assertLogs('nova_pcow.warm_driver', 'WARNING') as log,
+            self.assertLogs('nova_pcow.libvirt_driver.warm_starts', 'WARNING') as log,
         ):
             self.assertRaises(nova_exception.InternalError, self.make)
         self.assertIn('no space', log.output[0])
@@ -213,7 +220,7 @@ class WarmImageTest(WarmServersTestCase):
 
         with (
             mock.patch.object(self.glance, 'update', side_effect=update),
-            mock.patch('nova_pcow.warm_driver.WarmLibvirtDriver._undo'),
+            mock.patch('nova_pcow.libvirt_driver.warm_starts.WarmLibvirtDriver._undo'),
         ):
             self.assertRaises(SystemExit, self.make)
         (record,) = warm_records.find()
@@ -226,14 +233,14 @@ class WarmImageTest(WarmServersTestCase):
         """The service asks Glance, if it would see the image there."""
         self.make()
         found = self.glance.images.pop(WARM_IMAGE)
-        with mock.patch.object(warm_driver, '_service_context', return_value=self.context()):
+        with mock.patch.object(warm_starts, '_service_context', return_value=self.context()):
             self.driver.manage_image_cache(self.context(), [])
             self.assertEqual(1, len(warm_records.find()))  # it never has
         self.glance.images[WARM_IMAGE] = found
         record = warm_records.get(WARM_IMAGE)
         assert record is not None
         warm_records.put(dataclasses.replace(record, is_seen=True))
-        with mock.patch.object(warm_driver, '_service_context', return_value=self.context()):
+        with mock.patch.object(warm_starts, '_service_context', return_value=self.context()):
             self.driver.manage_image_cache(self.context(), [])
             self.assertEqual(1, len(warm_records.find()))
             del self.glance.images[WARM_IMAGE]
@@ -296,7 +303,7 @@ class WarmServerTest(WarmServersTestCase):
 
     def test_spawn_that_fails(self) -> None:
         with mock.patch(
-            'nova_pcow.warm_driver.WarmLibvirtDriver._create_guest',
+            'nova_pcow.libvirt_driver.warm_starts.WarmLibvirtDriver._create_guest',
             side_effect=nova_exception.HypervisorUnavailable(),
         ):
             self.create(expected_state='ERROR')

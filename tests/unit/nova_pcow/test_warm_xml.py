@@ -2,7 +2,7 @@
 
 from oslotest import base
 
-from nova_pcow import warm_xml
+from nova_pcow.warm_images import warm_xml
 
 _PARENT = """
 <domain type='kvm'>

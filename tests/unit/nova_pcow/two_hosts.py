@@ -16,7 +16,7 @@ from nova.tests.functional.api import client
 from nova.virt.libvirt import utils as libvirt_utils
 
 from nova_pcow import conf as nova_conf
-from nova_pcow import notes
+from nova_pcow.records import notes
 from pcow_driver.common import names
 from pcow_driver.common import tool
 from pcow_driver.images import image
