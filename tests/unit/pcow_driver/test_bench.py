@@ -395,12 +395,30 @@ class PersistTest(testtools.TestCase):
             'at least 0.97: met',
             'at most 3%: met',
             'at most 10 ms: met',
-            '0.990 (100 MiB/s raw)',
+            '0.990 (95 % sure: 0.990 to 0.990; 100 MiB/s raw)',
+            'at least 0.98: met',
         ):
             self.assertIn(met, said)
         self.assertIn('at most 60 ms: MISSED', said)
         self.assertIn('10.0 us per MiB', said)
         self.assertIn('at least 0.97: MISSED', self.shown(96.0))
+
+    def test_resident_is_judged_when_it_is_known(self) -> None:
+        result = self.result(97.0)
+        for values, judged in (
+            ([95.0, 99.0, 99.0], 'not known'),
+            ([95.0, 96.0, 97.0], 'MISSED'),
+            ([98.5, 99.0, 99.5], 'met'),
+        ):
+            result['resident'] = [{'sides': {'pcow': values, 'raw': [100.0] * len(values)}}]
+            said = '\n'.join(item.text() for item in persist.tables(result))
+            self.assertIn(f'at least 0.98: {judged}', said)
+
+    def test_interval(self) -> None:
+        values = [float(number) for number in range(101)]
+        least, most = persist.interval(values)
+        self.assertEqual((least, most), persist.interval(values))
+        self.assertTrue(30 < least < 50 < most < 70, (least, most))
 
     def test_parts_that_were_not_measured(self) -> None:
         result = self.result(97.0) | {'rows': [], 'several': [], 'automatic': [], 'flush': []}

@@ -17,16 +17,20 @@ import threading
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PERIOD = 0.02  # seconds
-_PROGRAM = 'qemu-system'  # others are waited for by who has started them
+_PROGRAM = 'qemu-system'
 
 
 def _note_ends() -> None:
+    own = os.getsid(0)
     for task in Path('/proc/self/task').iterdir():
         with contextlib.suppress(OSError):
             for pid in (task / 'children').read_text().split():
-                fields = Path('/proc', pid, 'stat').read_text()
-                name, _, rest = fields.partition('(')[2].rpartition(')')
-                if name.startswith(_PROGRAM) and rest.split()[0] == 'Z':
+                name, _, rest = (
+                    Path('/proc', pid, 'stat').read_text().partition('(')[2].rpartition(')')
+                )
+                state, _parent, _group, session = rest.split()[:4]
+                # libvirt gives each a session of its own; others are waited for by who started them
+                if name.startswith(_PROGRAM) and state == 'Z' and int(session) != own:
                     os.waitpid(int(pid), os.WNOHANG)
 
 

@@ -11,12 +11,14 @@ import os
 from pathlib import Path
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
 from pcow_driver.common import exception
 from pcow_driver.fixation import automatic
 from pcow_driver.fixation import policy
+from pcow_driver.fixation import records
 from pcow_driver.virt import domain
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import tree
@@ -29,6 +31,7 @@ _TICK = os.sysconf('SC_CLK_TCK')
 _BEGINS = 60.0  # seconds in which the loop has taken its first one
 _ENDS = 30.0
 _SETTLES = 1.0
+_LOOKS = 0.5  # less than between two checkpoints
 
 
 def measure(
@@ -59,16 +62,43 @@ def _turn(
     with contextlib.ExitStack() as stack:
         loop = stack.enter_context(_loop(where, one)) if side == 'with' else None
         others = [where.libvirtd_pid] + ([loop] if loop is not None else [])
+        taken = stack.enter_context(_counted(one))
         before = _cpu(one, others)
         begun = time.monotonic()
         rate, longest = qemu.rate(machine.run(f'/pcow/program stores {words}'))
         took = time.monotonic() - begun
         used = _cpu(one, others) - before
-    # nobody stores while these are counted, and thrown away
-    names = [found.name for found in tree.checkpoints(one)]
-    for name in names:
-        checkpoint.delete(one, name)
-    return {'rate': rate, 'longest': longest, 'cpu': used / took, 'checkpoints': float(len(names))}
+    # nobody stores while these are thrown away
+    for found in tree.checkpoints(one):
+        checkpoint.delete(one, found.name)
+    return {'rate': rate, 'longest': longest, 'cpu': used / took, 'checkpoints': float(len(taken))}
+
+
+@contextlib.contextmanager
+def _counted(one: domain.Domain) -> Iterator[set[str]]:
+    """Names of the checkpoints that the loop takes meanwhile, by its record of the last one: it
+    thins them.
+    """
+    found: set[str] = set()
+    done = threading.Event()
+
+    def last() -> str:
+        record = records.read(one.uuid)
+        return record.checkpoint if record is not None else ''
+
+    def work() -> None:
+        while not done.wait(_LOOKS):
+            if last() != before:
+                found.add(last())
+
+    before = last()
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextlib.contextmanager
@@ -93,9 +123,15 @@ def _loop(where: place.Place, one: domain.Domain) -> Iterator[int]:
         time.sleep(_SETTLES)
         yield process.pid
     finally:
-        process.terminate()
-        process.wait(_ENDS)
-        policy.remove(one)
+        try:
+            process.terminate()
+            process.wait(_ENDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            policy.remove(one)
 
 
 def _cpu(one: domain.Domain, others: list[int]) -> float:
