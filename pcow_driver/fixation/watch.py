@@ -20,6 +20,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.fixation import at_signal
 from pcow_driver.fixation import automatic
+from pcow_driver.fixation import due
 from pcow_driver.fixation import fixate
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
@@ -33,7 +34,7 @@ PERIOD = 1.0  # seconds
 _THREADS = 16  # domains at once, without those that hang
 _HANGS = 30.0  # seconds after which one is among these
 _END = 15.0  # seconds in which what is under way may come to its end
-_RETRY = 60.0  # seconds after a checkpoint that could not be taken, or a recovery
+_RETRY = 60.0  # seconds after a recovery that failed
 _LONG = 600.0  # seconds after which a VM that ends did not do so for what it went on from
 _STAYS_UP = 1800.0  # seconds after a fixation, if systemd does not end the host then
 _TURN = 0.001  # seconds after which one may have come to its end
@@ -74,11 +75,8 @@ class Watch:
         self._busy: list[_Job] = []  # without those that hang
         self._runs: dict[str, tuple[int, str]] = {}  # libvirt's number and the run, by UUID
         self._armed: dict[str, tuple[str, str]] = {}  # run and policy
-        # time.monotonic() of the last checkpoint, of the last one that could not be taken, and of a
-        # recovery that failed
-        self._taken: dict[str, float] = {}
-        self._failed: dict[str, float] = {}
-        self._recovered: dict[str, float] = {}
+        self._due = due.Due()
+        self._recovered: dict[str, float] = {}  # time.monotonic() of one that failed
         self._said: dict[str, str] = {}  # the last problem, by name
 
     def end(self) -> None:
@@ -240,15 +238,11 @@ class Watch:
 
     def _may_recover(self, found: domain.Domain) -> bool:
         """Also that it is done now."""
-        if not self._is_over(self._recovered, found, _RETRY):
+        now = time.monotonic()
+        if now < self._recovered.get(found.uuid, -math.inf) + _RETRY:
             return False
-        self._recovered[found.uuid] = time.monotonic()
+        self._recovered[found.uuid] = now
         return True
-
-    @staticmethod
-    def _is_over(since: dict[str, float], found: domain.Domain, seconds: float) -> bool:
-        """Whether so much time has gone by, or nothing was."""
-        return time.monotonic() >= since.get(found.uuid, float('-inf')) + seconds
 
     def _run_of(self, found: domain.Domain) -> str:
         """As :func:`runs.current`, which has to look at all processes, and so once for each."""
@@ -272,19 +266,11 @@ class Watch:
     def _take_if_due(
         self, found: domain.Domain, wanted: policy.Policy, record: records.Record
     ) -> None:
-        seconds = automatic.seconds_between(wanted, record.durable)
-        now = time.monotonic()
-        if (
-            seconds is None
-            or not self._is_over(self._taken, found, seconds)
-            or not self._is_over(self._failed, found, _RETRY)
-            or not found.running()  # it is what it was, or has crashed
-        ):
+        # one that does not run is what it was, or has crashed
+        if not found.running() or not self._due.is_due(found, wanted, record):
             return
-        self._failed[found.uuid] = now
-        name, taken = automatic.take(found, automatic.PERIODIC)
-        del self._failed[found.uuid]
-        self._taken[found.uuid] = now
+        with self._due.attempt(found, record):
+            name, taken = automatic.take(found, automatic.PERIODIC)
         records.write(
             found.uuid, dataclasses.replace(record, checkpoint=name, durable=taken.durable)
         )

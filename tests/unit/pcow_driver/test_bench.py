@@ -20,6 +20,7 @@ from tools.lib.bench import store
 from tools.lib.bench import table
 from tools.lib.bench.commands import density
 from tools.lib.bench.commands import persist
+from tools.lib.bench.commands import vm as vm_command
 from tools.lib.bench.guest import disks
 from tools.lib.bench.guest import figures
 
@@ -437,3 +438,70 @@ class PersistTest(testtools.TestCase):
     def test_percentile(self) -> None:
         self.assertEqual(99, persist.percentile([*range(1, 101)], 0.99))
         self.assertEqual(7, persist.percentile([7], 0.99))
+
+
+class VmTest(testtools.TestCase):
+    def result(self, pause: float) -> dict[str, Any]:
+        ours = {
+            'pause': pause,
+            'durable': 20.0,
+            'revert': 29.0,
+            'restart': 61.0,
+            'fork': 60.0,
+            'answer': 150.0,
+            'bytes': float(1 << 20),
+        }
+        savevm = {'pause': 500.0, 'durable': 500.0, 'revert': 9.0, 'restart': 9.0, 'bytes': 3e8}
+        other = {'pause': 90.0, 'durable': 90.0, 'restart': 9.0, 'bytes': 3e8}
+        turns = {'pcow': ours, 'savevm': savevm, 'mapped-ram': other, 'x-ignore-shared': other}
+        fork = {'all': 1500.0, 'each': 100.0}
+        for when, own in (('idle', 4), ('served', 26)):
+            fork[f'{when}_own'] = float(own << 20)
+            fork[f'{when}_taken'], fork[f'{when}_stored'] = 3e6, 2e6
+        return {
+            'rows': [
+                {
+                    'memory': 4096,
+                    'dirty': 64,
+                    'turns': {title: [turn] for title, turn in turns.items()},
+                }
+            ],
+            'forks': [{'count': 16, 'memory': 256, 'turns': [fork]}],
+            'rounds': 1,
+            'load': 0.0,
+            'machine': MACHINE,
+        }
+
+    def shown(self, pause: float) -> str:
+        return '\n'.join(item.text() for item in vm_command.tables(self.result(pause)))
+
+    def test_tables(self) -> None:
+        said = self.shown(10.0)
+        for words in (
+            'at most 10 ms: met',
+            'at most 30 ms: met',
+            'at most 60 ms: MISSED',
+            'at most 150 ms: met',
+            'at least 50: met',
+            'at least 100: met',
+            'at most 1.5 s: met',
+            'at most 4 MiB: met',
+            'at most 25 MiB: MISSED',
+            '1.50 of its pages',
+            'at most 1.5: met',
+        ):
+            self.assertIn(words, said)
+        self.assertIn('at least 50: MISSED', self.shown(10.1))
+
+    def test_parts_that_were_not_measured(self) -> None:
+        self.assertEqual(1, len(vm_command.tables(self.result(1.0) | {'forks': []})))
+        self.assertEqual(1, len(vm_command.tables(self.result(1.0) | {'rows': []})))
+
+    def test_refused(self) -> None:
+        for words in ('--cases=512', '--cases=512:300', '--forks=0', '--forks=x', '--rounds=0'):
+            with (
+                contextlib.redirect_stderr(io.StringIO()) as said,
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
+                self.assertEqual(1, bench.main(['vm', words]))
+            self.assertIn(words.partition('=')[0], said.getvalue())

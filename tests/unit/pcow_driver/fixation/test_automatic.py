@@ -69,14 +69,15 @@ class ScheduleTest(base.TestCase):
             self.assertEqual(kept, self.kept(kept))
 
     def test_interval(self) -> None:
-        for interval, durable, seconds in (
-            (policy.OFF, 0, None),
-            (7, 10**12, 7.0),
-            (policy.AUTO, 0, 10.0),
-            (policy.AUTO, 15 * 10**6, 10.0),
-            (policy.AUTO, 3 * 10**9, 100.0),
+        for interval, durable, copied, seconds in (
+            (policy.OFF, 0, 0, None),
+            (7, 10**12, 10**9, 7.0),
+            (policy.AUTO, 0, 0, 10.0),
+            (policy.AUTO, 15 * 10**6, 10**4, 10.0),
+            (policy.AUTO, 3 * 10**9, 0, 100.0),
+            (policy.AUTO, 3 * 10**9, 300_000, 170.0),
         ):
-            found = automatic.seconds_between(policy.Policy(interval=interval), durable)
+            found = automatic.seconds_between(policy.Policy(interval=interval), durable, copied)
             self.assertEqual(seconds, found if found is None else round(found, 6))
 
     def test_names_tell_when(self) -> None:

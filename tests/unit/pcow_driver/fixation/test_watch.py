@@ -40,6 +40,8 @@ class _Domain:
         self.starts, self.cut_off = False, False
         self.run, self.asked = 1, list[tuple[str, dict[str, str]]]()
         self.policy: policy.Policy | None = policy.Policy(interval=1)
+        self.copied = [0, 7]  # pages of each image; QEMU is asked for them
+        self.queries = 0
 
     def active(self) -> bool:
         return self.is_active
@@ -58,6 +60,10 @@ class _Domain:
 
     def qmp(self, command: str, **arguments: str) -> None:
         self.asked.append((command, arguments))
+
+    def query(self) -> list[dict[str, Any]]:
+        self.queries += 1
+        return [{'stats': {'pages-copied': pages}} for pages in self.copied]
 
     def resume(self) -> None:
         self.asked.append(('resume', {}))
@@ -288,6 +294,35 @@ class WatchTest(base.TestCase):
         self.found.policy = policy.Policy(interval=policy.OFF)
         self.now += 1000
         self.assertEqual([], self.look())
+
+    def test_auto_knows_what_the_guest_pays(self) -> None:
+        """20 s are 3 % of 85,714 pages; until then QEMU is not asked again for nothing."""
+        self.found.policy = policy.Policy(interval=policy.AUTO)
+        self.assertEqual((['take'], 1), (self.look(), self.found.queries))
+        self.now += 9
+        self.assertEqual(([], 1), (self.look(), self.found.queries))
+        self.found.copied[0] += 85_715
+        self.now += 2
+        self.assertEqual(([], 2), (self.look(), self.found.queries))
+        self.now += 8
+        self.assertEqual(([], 2), (self.look(), self.found.queries))
+        self.now += 2
+        self.assertEqual((['take'], 3), (self.look(), self.found.queries))
+        self.now += 10.1  # none since
+        self.assertEqual((['take'], 4), (self.look(), self.found.queries))
+        self.found.run, self.found.copied = 2, [0, 0]  # it counts anew
+        self.now += 10.1
+        self.assertEqual(['take'], self.look())
+
+    def test_auto_when_qemu_does_not_tell(self) -> None:
+        self.found.policy = policy.Policy(interval=policy.AUTO)
+        self.found.copied = ['many']
+        self.assertRaises(exception.ToolOutputInvalid, self.watch.look, self.found)
+        self.found.copied = [1]
+        self.now += 59
+        self.assertEqual([], self.look())
+        self.now += 2
+        self.assertEqual(['take'], self.look())
 
     def test_one_that_fails_is_tried_later(self) -> None:
         self.fails = True

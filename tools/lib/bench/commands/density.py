@@ -26,9 +26,11 @@ from pcow_driver.virt import boot
 from tools.lib.bench import machine
 from tools.lib.bench import plot
 from tools.lib.bench import scratch
+from tools.lib.bench import smaps
 from tools.lib.bench import table
 from tools.lib.bench.guest import console
 from tools.lib.bench.guest import disks
+from tools.lib.bench.guest import web
 from tools.lib.quickstart import guest as quickstart_guest
 from tools.lib.quickstart import state
 
@@ -40,13 +42,11 @@ SIDES = {
     'pcow-swiotlb': 'pcow without swiotlb=noforce',
 }
 TARGET = 0.85  # RAM of a guest on pcow by that of one on qcow2
-_PACKAGES = ('apache2', 'apache2-utils', 'iproute2')
 _MODULES = ('virtio_pci', 'virtio_balloon', 'virtio_blk')
 _MEMORY = 256  # MiB
 _BOOT_SECONDS = 600.0
 _COMMAND_SECONDS = 300.0
 _SETTLE_SECONDS = 5
-_REQUESTS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,18 +128,6 @@ def _start(
     )
 
 
-def _serve(guest: console.Guest) -> None:
-    """Have it answer requests."""
-    guest.wait_ready(_BOOT_SECONDS)
-    guest.run(
-        'export PATH=/usr/sbin:/usr/bin:/sbin:/bin; mkdir -p /run/lock; ip link set lo up; '
-        'apachectl start 2>&1; for i in 1 2 3 4 5 6 7 8 9; do '
-        f'ab -q -n {_REQUESTS} http://127.0.0.1/ >/tmp/ab 2>&1 && break; sleep 2; done; '
-        f'grep "Complete requests: *{_REQUESTS}" /tmp/ab || {{ cat /tmp/ab; false; }}',
-        _COMMAND_SECONDS,
-    )
-
-
 def _look(guest: console.Guest, own: Path) -> Memory:
     total, free = (
         int(word)
@@ -151,20 +139,12 @@ def _look(guest: console.Guest, own: Path) -> Memory:
 
 
 def _smaps(pid: int, own: Path) -> dict[str, int]:
-    found = {'ram': 0, 'image': 0, 'emulator': 0}
-    kind = 'emulator'
-    for line in Path(f'/proc/{pid}/smaps').read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(':'):  # a mapping begins
-            begin, end = (int(word, 16) for word in words[0].split('-'))
-            kind = 'emulator'
-            if words[-1].endswith('.pcow') and words[-1].startswith(str(own.parent)):
-                kind = 'image'
-            elif end - begin == _MEMORY * units.MIB:
-                kind = 'ram'
-        elif words[0] == 'Pss:':
-            found[kind] += int(words[1]) * units.KIB
-    return found
+    def kind(word: str, size: int) -> str:
+        if word.endswith('.pcow') and word.startswith(str(own.parent)):
+            return 'image'
+        return 'ram' if size == _MEMORY * units.MIB else 'emulator'
+
+    return {'ram': 0, 'image': 0, 'emulator': 0} | smaps.pss(pid, kind)
 
 
 def _measure_side(
@@ -177,7 +157,8 @@ def _measure_side(
             while len(running) < count:
                 own = directory / f'{side}-{len(running)}'
                 one = stack.enter_context(_start(run, side, guest, base, own))
-                _serve(one)
+                one.wait_ready(_BOOT_SECONDS)
+                web.start(one)
                 running.append((one, own))
             time.sleep(_SETTLE_SECONDS)
             memory = [_look(one, own) for one, own in running]
@@ -198,7 +179,7 @@ def _measure_side(
 def run(options: argparse.Namespace) -> dict[str, Any]:
     counts = _counts(options.counts)
     with scratch.directory() as (own, directory):
-        guest, _cache = quickstart_guest.prepare(own, None, None, None, _PACKAGES, _MODULES)
+        guest, _cache = quickstart_guest.prepare(own, None, None, None, web.PACKAGES, _MODULES)
         rows = [row for side in SIDES for row in _measure_side(own, side, guest, directory, counts)]
     return {'rows': rows, 'memory': _MEMORY * units.MIB, 'machine': machine.describe()}
 

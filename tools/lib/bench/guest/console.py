@@ -106,7 +106,7 @@ class Guest:
         """:raises PcowError: no shell in ``timeout`` seconds"""
         self._expect(_READY, timeout)
 
-    def qmp(self, command: str, arguments: dict[str, str]) -> Any:
+    def qmp(self, command: str, arguments: dict[str, Any]) -> Any:
         """What it returns.
 
         :raises PcowError: QEMU refuses it
