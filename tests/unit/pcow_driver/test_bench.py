@@ -23,6 +23,7 @@ from tools.lib.bench.commands import persist
 from tools.lib.bench.commands import vm as vm_command
 from tools.lib.bench.guest import disks
 from tools.lib.bench.guest import figures
+from tools.lib.bench.persist import redis
 
 MACHINE = {'cpu': 'A CPU', 'cores': 2, 'memory': 1 << 34, 'kernel': 'Linux 6.1 x86_64'}
 ROW = {
@@ -379,6 +380,9 @@ class PersistTest(testtools.TestCase):
             ],
             # the machine was half as fast in the second turn
             'resident': [{'sides': {'pcow': [99.0, 49.5, 99.0], 'raw': [100.0, 50.0, 100.0]}}],
+            'redis': [
+                {'used': 2 << 30, 'sides': {'recovered': [0.5, 0.6], 'booted': [11.0, 11.0]}}
+            ],
             'flush': [10000.0],
             'rounds': 1,
             'load': 0.0,
@@ -398,6 +402,7 @@ class PersistTest(testtools.TestCase):
             'at most 10 ms: met',
             '0.990 (95 % sure: 0.990 to 0.990; 100 MiB/s raw)',
             'at least 0.98: met',
+            'at least 20 times: met',
         ):
             self.assertIn(met, said)
         self.assertIn('at most 60 ms: MISSED', said)
@@ -424,7 +429,7 @@ class PersistTest(testtools.TestCase):
     def test_parts_that_were_not_measured(self) -> None:
         result = self.result(97.0) | {'rows': [], 'several': [], 'automatic': [], 'flush': []}
         (only,) = persist.tables(result)
-        self.assertEqual(5, len(only.rows))
+        self.assertEqual(8, len(only.rows))
 
     def test_refused(self) -> None:
         for words in ('--cases=256', '--cases=256:200', '--parts=x', '--rounds=0', '--seconds=0'):
@@ -434,6 +439,11 @@ class PersistTest(testtools.TestCase):
             ):
                 self.assertEqual(1, bench.main(['persist', words]))
             self.assertIn(words.partition('=')[0], said.getvalue())
+
+    def test_rate_of_redis(self) -> None:
+        said = '"test","rps"\n"GET key:__rand_int__","16447.37","0.219"\n'
+        self.assertEqual(16447.37, redis.rate(said))
+        self.assertRaises(exception.PcowError, redis.rate, 'LOADING')
 
     def test_percentile(self) -> None:
         self.assertEqual(99, persist.percentile([*range(1, 101)], 0.99))

@@ -16,6 +16,7 @@ from typing import Any
 
 from pcow_driver.common import exception
 from pcow_driver.common import tool
+from pcow_driver.common import units
 from tools.lib.bench import machine
 from tools.lib.bench import plot
 from tools.lib.bench import table
@@ -23,9 +24,10 @@ from tools.lib.bench.persist import automatic
 from tools.lib.bench.persist import fixation
 from tools.lib.bench.persist import place
 from tools.lib.bench.persist import qemu
+from tools.lib.bench.persist import redis
 
 HELP = 'fixation of VMs, recovery, automatic checkpoints, RAM on an image (minutes; as root)'
-_PARTS = ('fixation', 'several', 'restart', 'automatic', 'resident')
+_PARTS = ('fixation', 'several', 'restart', 'automatic', 'resident', 'redis')
 _SEVERAL = (1, 8)  # VMs
 _SEVERAL_MEMORY, _SEVERAL_DIRTY = 256, 64  # MiB
 _RESTART = (256, 1024)  # MiB of RAM
@@ -37,6 +39,7 @@ _TURN, _TURNS = 1.0, 8  # seconds, and of each round, of what is measured in sho
 _FIXATION_MS = 20.0
 _RUNNING_MS, _ANSWER_MS = 60.0, 150.0
 _CPU, _PAUSE_MS, _THROUGHPUT, _RESIDENT = 0.03, 10.0, 0.97, 0.98
+_SOONER = 20  # after a recovery than after a boot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +95,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             'restart': [],
             'automatic': [],
             'resident': [],
+            'redis': [],
             'flush': _flush(where, rounds),
         }
         if 'fixation' in parts:
@@ -108,6 +112,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             ]
         if 'resident' in parts:
             result['resident'] = [qemu.resident(where, *_STORES, _TURN, rounds * _TURNS)]
+        if 'redis' in parts:
+            result['redis'] = [redis.measure(where, min(rounds, 3))]
     result |= {'rounds': rounds, 'load': os.getloadavg()[0], 'machine': machine.describe()}
     return result
 
@@ -293,8 +299,26 @@ def _resident(result: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
+def _redis(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for row in result['redis']:
+        recovered, booted = (row['sides'][side] for side in ('recovered', 'booted'))
+        ratio = statistics.median(booted) / statistics.median(recovered)
+        guest = f'Redis with {row["used"] / units.GIB:.1f} GiB at {redis.FULL:.0%} of its rate'
+        rows += [
+            (f'{guest}, after a recovery', _spread(recovered, 's'), '-'),
+            (f'{guest}, after a boot and its log', _spread(booted, 's'), '-'),
+            (
+                'how much sooner',
+                table.ratio_text(ratio),
+                _judged(ratio, _SOONER, f'at least {_SOONER} times', at_least=True),
+            ),
+        ]
+    return rows
+
+
 def tables(result: dict[str, Any]) -> list[table.Table]:
-    rows = [*_restarts(result), *_automatic(result), *_resident(result)]
+    rows = [*_restarts(result), *_automatic(result), *_resident(result), *_redis(result)]
     memory, size = _STORES
     return [
         *([_fixations(result)] if result['rows'] else []),
@@ -303,8 +327,8 @@ def tables(result: dict[str, Any]) -> list[table.Table]:
             'Going on, automatic checkpoints, and RAM on an image',
             ('what', 'measured', 'target'),
             rows,
-            f'Medians of {result["rounds"]} turns (of stores, at most 3), in brackets the least '
-            f'and the most; TCG, pools in DRAM. The start is that of QEMU without libvirt. Stores '
+            f'Medians of {result["rounds"]} turns (of stores and of Redis, at most 3), in brackets '
+            f'the least and the most; TCG, pools in DRAM. The start is that of QEMU without libvirt. Stores '
             f'are 8 bytes in {size} MiB of a guest of {memory}, each counted as its line of 64 '
             f'bytes. Load of the machine at the end: {result["load"]:.1f}.',
         ),
