@@ -5,6 +5,8 @@ on another one.
 
 from pathlib import Path
 from typing import Any
+from typing import TypeVar
+from typing import overload
 
 from tests.functional import images
 from tests.functional import test_qemu_backend
@@ -42,8 +44,15 @@ class Vm(vm_state.Vm):
         }
 
 
-def start(directory: Path, ram: Path, image: Path, *more: str) -> Vm:
-    return Vm(
+_Kind = TypeVar('_Kind', bound=Vm)
+
+
+@overload
+def start(directory: Path, ram: Path, image: Path, *more: str) -> Vm: ...
+@overload
+def start(directory: Path, ram: Path, image: Path, *more: str, kind: type[_Kind]) -> _Kind: ...
+def start(directory: Path, ram: Path, image: Path, *more: str, kind: type[Vm] = Vm) -> Vm:
+    return kind(
         directory,
         '-object',
         f'memory-backend-file,id=ram0,mem-path={ram},share=on,size={RAM_SIZE}',

@@ -328,9 +328,9 @@ def tables(result: dict[str, Any]) -> list[table.Table]:
             ('what', 'measured', 'target'),
             rows,
             f'Medians of {result["rounds"]} turns (of stores and of Redis, at most 3), in brackets '
-            f'the least and the most; TCG, pools in DRAM. The start is that of QEMU without libvirt. Stores '
-            f'are 8 bytes in {size} MiB of a guest of {memory}, each counted as its line of 64 '
-            f'bytes. Load of the machine at the end: {result["load"]:.1f}.',
+            f'the least and the most; TCG, pools in DRAM. The start is that of QEMU without '
+            f'libvirt. Stores are 8 bytes in {size} MiB of a guest of {memory}, each counted as '
+            f'its line of 64 bytes. Load of the machine at the end: {result["load"]:.1f}.',
         ),
     ]
 
