@@ -18,6 +18,7 @@ from pcow_driver.fixation import policy
 from pcow_driver.fixation import recover
 from pcow_driver.fixation import watch
 from pcow_driver.virt import domain
+from pcow_driver.virt import guest_hook
 
 
 class Protect(lister.Lister):
@@ -53,6 +54,12 @@ class Protect(lister.Lister):
             help='Where time is short the highest goes first; default: 0.',
         )
         parser.add_argument(
+            '--guest-hook',
+            action=argparse.BooleanOptionalAction,
+            help=f'Whether {guest_hook.PATH} of the guest is run before a fixation and after a '
+            'recovery; default: no.',
+        )
+        parser.add_argument(
             '--remove', action='store_true', help='Protect it no longer; its checkpoints stay.'
         )
         return parser
@@ -63,7 +70,7 @@ class Protect(lister.Lister):
         name = parsed_args.domain
         wanted = {
             key: value
-            for key in ('interval', 'on_shutdown', 'priority')
+            for key in ('interval', 'on_shutdown', 'priority', 'guest_hook')
             if (value := getattr(parsed_args, key)) is not None
         }
         if (name is None) != parsed_args.list_all or (parsed_args.list_all and wanted):
@@ -85,6 +92,7 @@ class Protect(lister.Lister):
                 'interval',
                 'on shutdown',
                 'priority',
+                'guest hook',
                 'outlives',
                 'last checkpoint',
                 'age',
@@ -97,6 +105,7 @@ class Protect(lister.Lister):
                     str(row.policy.interval),
                     row.policy.on_shutdown,
                     row.policy.priority,
+                    'yes' if row.policy.guest_hook else 'no',
                     row.outlives,
                     row.checkpoint,
                     '' if row.age is None else f'{row.age:.0f} s',

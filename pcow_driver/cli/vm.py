@@ -16,6 +16,7 @@ from pcow_driver.common import units
 from pcow_driver.fixation import records
 from pcow_driver.fixation import runs
 from pcow_driver.virt import domain
+from pcow_driver.virt import guest_hook
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import fork
 from pcow_driver.vm import tree
@@ -175,6 +176,12 @@ class Fork(lister.Lister):
             help='Also a guest without generation id, which makes the same random numbers as its '
             'parent.',
         )
+        parser.add_argument(
+            '--guest-hook',
+            action='store_true',
+            help=f'Have {guest_hook.PATH} of each guest run, which makes it another machine; no '
+            'fork stays whose hook does not end well.',
+        )
         return parser
 
     def take_action(
@@ -184,7 +191,12 @@ class Fork(lister.Lister):
         with domain.connect() as connection:
             parent = domain.Domain(connection, parsed_args.domain)
             made = fork.fork(
-                connection, parent, parsed_args.checkpoint, children, insecure=parsed_args.insecure
+                connection,
+                parent,
+                parsed_args.checkpoint,
+                children,
+                insecure=parsed_args.insecure,
+                with_hook=parsed_args.guest_hook,
             )
             return (
                 ('name', 'RAM', 'running after'),

@@ -252,6 +252,10 @@ class StillFrozen(DomainInvalid):
     """What was asked for is done, but the guest's file systems cannot be thawed."""
 
 
+class GuestHookFailed(PcowError):
+    msg_fmt = 'the domain %(domain)s: %(reason)s'
+
+
 class QmpFailed(PcowError):
     """QEMU answered a command with an error; ``details`` has command, error_class and
     description.

@@ -23,9 +23,11 @@ from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
 from pcow_driver.fixation import runs
 from pcow_driver.virt import domain
+from pcow_driver.virt import guest_hook
 
 LOG = logging.getLogger(__name__)
 
+_GUEST_SECONDS = 2.0  # for its own work before it: a battery may be what there is
 _LATE = 'it was not done in time; pcow-protect.service has it run on, or: virsh resume'
 
 
@@ -52,6 +54,7 @@ def fixate(found: domain.Domain) -> Result:
     """
     begun = time.monotonic_ns()
     with domain.errors(), records.alone(found.uuid):
+        _tell_guest(found)
         record = _begin(found)
         try:
             found.suspend()  # what is stored behind the checkpoint would be lost
@@ -69,6 +72,17 @@ def fixate(found: domain.Domain) -> Result:
     return Result(
         name=found.name, checkpoint=name, time=time.monotonic_ns() - begun, durable=durable
     )
+
+
+def _tell_guest(found: domain.Domain) -> None:
+    """If it wants to know, and can. It is fixated whatever it says."""
+    wanted = policy.get(found)
+    if wanted is None or not wanted.guest_hook or not found.running():
+        return
+    try:
+        found.run_guest_hook(guest_hook.Event.FIXATE, seconds=_GUEST_SECONDS)
+    except (exception.GuestHookFailed, exception.ToolOutputInvalid) as e:
+        LOG.warning('%s', e)
 
 
 def finish(found: domain.Domain) -> None:

@@ -25,6 +25,7 @@ MAX_PRIORITY = 1000
 
 _TAG = 'protect'
 _KEY = 'pcow'
+_YES, _NO = 'yes', 'no'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Policy:
     interval: int | str = AUTO  # seconds between automatic checkpoints, AUTO or OFF
     on_shutdown: str = FIXATE
     priority: int = 0  # of a fixation that has little time: the highest first
+    guest_hook: bool = False  # the guest is told before and after it
 
     def check(self) -> None:
         """:raises UsageInvalid:"""
@@ -61,6 +63,7 @@ class Policy:
                 'interval': str(self.interval),
                 'on-shutdown': self.on_shutdown,
                 'priority': str(self.priority),
+                'guest-hook': _YES if self.guest_hook else _NO,
             },
         )
         return ET.tostring(element, encoding='unicode')
@@ -74,11 +77,18 @@ class Policy:
                 interval=parse_interval(element.get('interval', AUTO)),
                 on_shutdown=element.get('on-shutdown', FIXATE),
                 priority=int(element.get('priority', '0')),
+                guest_hook=_is_yes(element.get('guest-hook', _NO)),
             )
         except (exception.XmlInvalid, ValueError) as e:
             raise exception.UsageInvalid(reason=f'the protection {text}: {e}') from None
         found.check()
         return found
+
+
+def _is_yes(text: str) -> bool:
+    if text not in (_YES, _NO):
+        raise ValueError(f"guest-hook is '{text}': {_YES} or {_NO}")
+    return text == _YES
 
 
 def parse_interval(text: str) -> int | str:

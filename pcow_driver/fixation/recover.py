@@ -27,6 +27,7 @@ from pcow_driver.fixation import runs
 from pcow_driver.images import image
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
+from pcow_driver.virt import guest_hook
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import tree
 
@@ -36,6 +37,7 @@ UNSAVED = 'pcow-unsaved-'
 _TRIES = 3  # until it has run for long
 _DEADLINE = 300.0  # seconds
 _ARRIVAL = 15.0  # seconds in which a guest that answers has done so
+_GUEST_SECONDS = 10.0  # for what it does itself then
 _LATE = 'it was not done in time; pcow-protect.service goes on with it'
 
 
@@ -83,7 +85,7 @@ def recover(found: domain.Domain, record: records.Record, wanted: policy.Policy)
         checkpoint=recovering.checkpoint,
         age=age,
         time=taken,
-        arrival=None if record.paused else _arrive(found.name),
+        arrival=None if record.paused else _arrive(found.name, wanted),
     )
 
 
@@ -136,7 +138,7 @@ def finish(found: domain.Domain, record: records.Record, wanted: policy.Policy) 
     with domain.errors():
         _note_runs(found, dataclasses.replace(record, checkpoint=name), wanted)
     if not record.paused:
-        _arrive(found.name)
+        _arrive(found.name, wanted)
 
 
 def recover_all(*, failed: bool = False, deadline: float = _DEADLINE) -> list[Result]:
@@ -290,7 +292,7 @@ def _note_runs(found: domain.Domain, record: records.Record, wanted: policy.Poli
     return 0.0 if date is None else max(0.0, time.time() - date.timestamp())
 
 
-def _arrive(name: str) -> threading.Thread:
+def _arrive(name: str, wanted: policy.Policy) -> threading.Thread:
     """It runs, whatever comes of this. Its guest may never answer: nobody waits for the thread who
     has something else to do, or holds a lock.
     """
@@ -298,9 +300,12 @@ def _arrive(name: str) -> threading.Thread:
     def work() -> None:
         try:
             with domain.connect() as connection:
-                domain.Domain(connection, name).arrive()
+                found = domain.Domain(connection, name)
+                found.arrive()
+                if wanted.guest_hook:
+                    found.run_guest_hook(guest_hook.Event.RECOVERED, seconds=_GUEST_SECONDS)
         except exception.PcowError as e:
-            LOG.warning('%s: neither its network nor its clock was told: %s', name, e)
+            LOG.warning('%s: it goes on, and was not told of all: %s', name, e)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

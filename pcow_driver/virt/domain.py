@@ -27,6 +27,7 @@ from pcow_driver.images import model
 from pcow_driver.pools import room
 from pcow_driver.virt import disk_xml
 from pcow_driver.virt import guest_agent
+from pcow_driver.virt import guest_hook
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.virt import qemu_process
 
@@ -641,6 +642,11 @@ class Domain:
         except exception.QmpFailed as e:
             LOG.warning('%s: its network is not announced: %s', self.name, e)
         guest_agent.set_clock(self.name, self._domain, _import('libvirt'))
+
+    def run_guest_hook(self, event: guest_hook.Event, *words: str, seconds: float) -> None:
+        """As :func:`pcow_driver.virt.guest_hook.run`."""
+        bindings = guest_hook.Bindings(_import('libvirt'), _import('libvirt_qemu'))
+        guest_hook.run(self.name, self._domain, bindings, event, *words, seconds=seconds)
 
     def _quiet(self) -> contextlib.AbstractContextManager[None]:
         """The guest's file systems are frozen; thawed at the end whatever happens."""

@@ -263,11 +263,23 @@ def user(domain_xml: str) -> int | None:
     return int(uid) if uid.isascii() and uid.isdigit() else None
 
 
+def has_agent_channel(domain_xml: str) -> bool:
+    """Whether a domain has one, on which an agent in its guest may answer.
+
+    :raises XmlInvalid:
+    """
+    return _agent_channel(domain_xml) is not None
+
+
 def has_agent(domain_xml: str) -> bool:
     """Whether a running domain's guest has its agent's channel open; also if libvirt tells nothing
     of that.
 
     :raises XmlInvalid:
     """
-    found = parse(domain_xml).find("devices/channel/target[@name='org.qemu.guest_agent.0']")
+    found = _agent_channel(domain_xml)
     return found is not None and found.get('state') != 'disconnected'
+
+
+def _agent_channel(domain_xml: str) -> ET.Element | None:
+    return parse(domain_xml).find("devices/channel/target[@name='org.qemu.guest_agent.0']")

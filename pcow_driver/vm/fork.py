@@ -24,6 +24,7 @@ from pcow_driver.copies import fork as image_fork
 from pcow_driver.images import image_locks
 from pcow_driver.virt import domain
 from pcow_driver.virt import fork_xml
+from pcow_driver.virt import guest_hook
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model
 from pcow_driver.vm import ram
@@ -32,6 +33,7 @@ from pcow_driver.vm import tree
 LOG = logging.getLogger(__name__)
 
 _NUMBER = '{n}'
+_GUEST_SECONDS = 120.0  # for keys and the like
 
 
 def child_names(pattern: str, count: int) -> list[str]:
@@ -55,6 +57,7 @@ def fork(
     children: Sequence[str],
     *,
     insecure: bool = False,
+    with_hook: bool = False,
 ) -> Iterator[model.Forked]:
     """Start domains that go on from the parent's checkpoint ``name``, one by one.
 
@@ -65,6 +68,8 @@ def fork(
     :param children: their names
     :param insecure: also if the guest cannot learn that it was forked: parent and children then
         make the same random numbers, and the same keys
+    :param with_hook: the guest of each has its clock put right and is told who it is; one whose
+        hook does not end well does not stay
     :raises CheckpointNotFound:
     :raises DomainInvalid: the guest has no generation id, or a device that a fork cannot have
     :raises DomainExists: a child's name is taken
@@ -72,6 +77,7 @@ def fork(
     :raises NoRoom: the operator's limits have no room for it
     :raises ImageDamaged: a scrub has found an image damaged, or what it stands on
     :raises QmpFailed: QEMU cannot, and says why
+    :raises GuestHookFailed: of ``with_hook``
     """
     if name is not None:
         names.check_snapshot_name(name)
@@ -98,7 +104,7 @@ def fork(
             checkpoint.take(parent, name)
             stack.callback(_take_back, parent, name)
         for child in children:
-            made = _fork(connection, parent, name, child, xml)
+            made = _fork(connection, parent, name, child, xml, with_hook)
             stack.pop_all()
             yield made
 
@@ -108,7 +114,9 @@ def _take_back(parent: domain.Domain, name: str) -> None:
         checkpoint.delete(parent, name)
 
 
-def _fork(connection: Any, parent: domain.Domain, name: str, child: str, xml: str) -> model.Forked:
+def _fork(
+    connection: Any, parent: domain.Domain, name: str, child: str, xml: str, with_hook: bool
+) -> model.Forked:
     begun = time.monotonic_ns()
     with contextlib.ExitStack() as stack:
         images = {}
@@ -119,8 +127,18 @@ def _fork(connection: Any, parent: domain.Domain, name: str, child: str, xml: st
         stack.callback(made.undefine)
         with made.started():
             made.qmp('pcow-checkpoint-revert')
+        took = time.monotonic_ns() - begun
+        if with_hook:
+            stack.callback(_end, made)
+            made.arrive()
+            made.run_guest_hook(guest_hook.Event.FORKED, child, made.uuid, seconds=_GUEST_SECONDS)
         stack.pop_all()
-    return model.Forked(name=child, images=tuple(images.values()), time=time.monotonic_ns() - begun)
+    return model.Forked(name=child, images=tuple(images.values()), time=took)
+
+
+def _end(made: domain.Domain) -> None:
+    with interrupt.clearing_up():
+        made.destroy()
 
 
 def _unlink(path: str) -> None:

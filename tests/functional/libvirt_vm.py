@@ -147,6 +147,7 @@ class Host:
             'init': GUEST / 'init',
             'pcow/busybox': Path('/bin/busybox'),
             'pcow/memory-check': program,
+            'etc/qemu/pcow-hook': GUEST / 'pcow-hook',
         }
         files |= _qemu_ga(cache)
         self.initrd = self.directory / 'initrd'

@@ -31,6 +31,13 @@ class CheckpointTestCase(libvirt_vm.HostTestCase):
         self.assertEqual(1, len(message.splitlines()), message)
         return message
 
+    def wait_for_agent(self, name: str) -> None:
+        end = time.monotonic() + libvirt_vm.ANSWER_SECONDS
+        ping = ('qemu-agent-command', name, '{"execute": "guest-ping"}')
+        while self.host.try_virsh(*ping).returncode:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.2)
+
     def tree(self, guest: libvirt_vm.Guest) -> dict[str, str]:
         """The parent of each, '' for a root; the images have a snapshot of each, and no other."""
         found: list[dict[str, Any]] = json.loads(self.vm('tree', guest.name, '--json'))

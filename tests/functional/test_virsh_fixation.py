@@ -4,6 +4,7 @@ when it goes on. A host that goes down is what happens to it then: its domains e
 """
 
 import json
+import re
 import time
 
 from tests.functional import fixation_case
@@ -15,13 +16,14 @@ class FixationTest(fixation_case.FixationTestCase):
     def test_the_host_goes_down(self) -> None:
         """While the loop is there, as it is at a shutdown."""
         first, second, other = (
-            self.protected(name, *words)
+            self.protected(name, *words, agent=name == 'first')
             for name, words in (
-                ('first', ('--interval', 'off', '--priority', '1')),
-                ('second', ('--interval', 'off')),
+                ('first', ('--interval', 'off', '--priority', '1', '--guest-hook')),
+                ('second', ('--interval', 'off', '--guest-hook')),  # it has no agent
                 ('other', ('--on-shutdown', 'stop', '--interval', '1s')),
             )
         )
+        self.wait_for_agent(first.name)
         loop = self.watch()
         first.mark('kept')
         second.mark('kept')
@@ -48,10 +50,16 @@ class FixationTest(fixation_case.FixationTestCase):
         self.assertEqual('paused', second.state())
         self.host.virsh('resume', second.name)
         self.assert_goes_on(second, 'kept')
+        self.assertEqual(['fixate', 'recovered'], self.hook_calls(first))
         self.assertEqual('runs', self.row(first)['state'])
         self.assertEqual([], self.pcowctl('host', 'recover'))
         self.assertNotIn('unsaved', str(first.image_snapshots()))
         self.check(first, second)
+
+    @staticmethod
+    def hook_calls(guest: libvirt_vm.Guest) -> list[str]:
+        """What the program of the guest was told."""
+        return re.findall(r'pcow-hook (\w+)', guest.log.read_text(errors='replace'))
 
     def test_the_host_was_started_again(self) -> None:
         """The loop has go on what was fixated before that."""

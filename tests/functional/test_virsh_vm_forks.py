@@ -115,6 +115,37 @@ class ForkTest(test_virsh_checkpoints.CheckpointTestCase):
         self.assertEqual(domains, self.host.virsh('list', '--all', '--name'))
         self.assertEqual(before, sorted(path.name for path in guest.image.parent.iterdir()))
 
+    def test_guest_hook(self) -> None:
+        """The guest of a fork learns who it is; one that does not do it is no fork."""
+        parent = self.guest('hooked', ram=True, agent=True)
+        parent.start()
+        parent.mark('warm')
+        self.wait_for_agent(parent.name)
+        self.vm('checkpoint', parent.name, 'warm')
+        words = ('--checkpoint', 'warm', '--guest-hook')
+        (child,) = self.fork(parent, *words, '--name', 'another')
+        self.assertEqual('another', self.host_name(child))
+        self.assertEqual('warm', self.report(child).mark)
+        before = sorted(path.name for path in parent.image.parent.iterdir())
+        said = self.vm_fails('fork', parent.name, *words, '--name', 'refused')
+        self.assertIn('this guest stays what it is', said)
+        self.assertNotIn('refused', self.host.virsh('list', '--all', '--name').split())
+        self.assertEqual(before, sorted(path.name for path in parent.image.parent.iterdir()))
+        self.assert_goes_on(parent, 'warm')
+
+    def test_guest_hook_without_agent(self) -> None:
+        parent = self.guest('silent', ram=True)
+        parent.start()
+        self.vm('checkpoint', parent.name, 'warm')
+        words = ('--checkpoint', 'warm', '--guest-hook', '--name', 'x')
+        self.assertIn('install qemu-guest-agent', self.vm_fails('fork', parent.name, *words))
+        self.assertNotIn('x', self.host.virsh('list', '--all', '--name').split())
+
+    def host_name(self, name: str) -> str:
+        asked = '{"execute": "guest-get-host-name"}'
+        found = json.loads(self.host.virsh('qemu-agent-command', name, asked))
+        return str(found['return']['host-name'])
+
     def test_new_interface(self) -> None:
         """As Nova begins a server with a warm image: the child has gone back, and has not run, when
         its interface comes, which its guest then finds.

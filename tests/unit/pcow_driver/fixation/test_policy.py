@@ -22,7 +22,9 @@ class PolicyTest(base.TestCase):
             policy.change(found)
             self.assertEqual(policy.Policy(), policy.get(found))
             policy.change(found, interval='30s', on_shutdown=policy.STOP)
-            policy.change(found, priority=-7)
+            policy.change(found, priority=-7, guest_hook=True)
+            self.assertEqual(policy.Policy(30, policy.STOP, -7, True), policy.get(found))
+            policy.change(found, guest_hook=False)
             self.assertEqual(policy.Policy(30, policy.STOP, -7), policy.get(found))
             self.assertEqual('/no/such-ram.pcow', found.ram())  # the other metadata are there
             policy.remove(found)
@@ -40,7 +42,11 @@ class PolicyTest(base.TestCase):
             ):
                 self.assertRaises(exception.UsageInvalid, policy.change, found, **wanted)
             self.assertIsNone(policy.get(found))
-            for text in ('<protect interval="x"/>', '<protect priority="high"/>'):
+            for text in (
+                '<protect interval="x"/>',
+                '<protect priority="high"/>',
+                '<protect guest-hook="maybe"/>',
+            ):
                 found.set_metadata('urn:pcow:protection', 'pcow', text)
                 self.assertRaises(exception.UsageInvalid, policy.get, found)
 
