@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking, reverting to and deleting a checkpoint of a libvirt domain.
+"""Taking, reverting to and deleting a checkpoint of a VM: a libvirt domain, or one without libvirt.
 
 QEMU does the work while it runs, and refuses in words what cannot be: nothing has changed then. Two
 callers at once come one after the other. A connection of libvirt is one
@@ -19,11 +19,12 @@ from pcow_driver.images import image
 from pcow_driver.images import model as image_model
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
+from pcow_driver.vm import machine
 from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 
-def take(found: domain.Domain, name: str, *, last: bool = False) -> model.Taken:
+def take(found: machine.Machine, name: str, *, last: bool = False) -> model.Taken:
     """Keep what the VM is at this instant; the guest goes on, or stays paused if it was.
 
     :param last: the guest stores nothing after it, so it needs no room for that
@@ -49,7 +50,7 @@ def take(found: domain.Domain, name: str, *, last: bool = False) -> model.Taken:
     return model.Taken.from_json(reply)
 
 
-def revert(found: domain.Domain, name: str) -> model.Reverted:
+def revert(found: machine.Machine, name: str) -> model.Reverted:
     """Go back to a checkpoint, in the same QEMU; what the guest has stored since is dropped, and
     every other branch of the tree stays.
 
@@ -68,7 +69,7 @@ def revert(found: domain.Domain, name: str) -> model.Reverted:
         return _start_at(found, name, run=True)
 
 
-def start_at(found: domain.Domain, name: str | None, *, run: bool = True) -> str:
+def start_at(found: machine.Machine, name: str | None, *, run: bool = True) -> str:
     """As :func:`revert` of a domain that is off; one that somebody has started is left alone.
 
     :param name: None: the one that it stands on when QEMU has finished what another one left, which
@@ -89,7 +90,7 @@ def start_at(found: domain.Domain, name: str | None, *, run: bool = True) -> str
         return name
 
 
-def current_name(found: domain.Domain) -> str:
+def current_name(found: machine.Machine) -> str:
     """Of the checkpoint that it stands on.
 
     :raises DomainInvalid: it stands on none
@@ -100,13 +101,13 @@ def current_name(found: domain.Domain) -> str:
     return last.name
 
 
-def _start_at(found: domain.Domain, name: str, *, run: bool) -> model.Reverted:
+def _start_at(found: machine.Machine, name: str, *, run: bool) -> model.Reverted:
     tree.check_exists(found, name)
     with found.started(run=run):
         return _revert(found, name, started=True)
 
 
-def delete(found: domain.Domain, name: str) -> int:
+def delete(found: machine.Machine, name: str) -> int:
     """Delete a checkpoint with its part in each image; what still needs its data keeps it.
 
     :return: bytes given back to the pools
@@ -129,14 +130,14 @@ def delete(found: domain.Domain, name: str) -> int:
         return sum(image.snapshot_delete(path, name) for path in parts)
 
 
-def _alone(found: domain.Domain) -> contextlib.AbstractContextManager[None]:
+def _alone(found: machine.Machine) -> contextlib.AbstractContextManager[None]:
     """Who works on checkpoints of a domain waits for who does: QEMU would refuse the second one,
     and pcow takes some by itself. A user of a service who holds one keeps no other user waiting.
     """
     return locks.lock(f'vm-{found.uuid}', own=True)
 
 
-def _revert(found: domain.Domain, name: str, *, started: bool) -> model.Reverted:
+def _revert(found: machine.Machine, name: str, *, started: bool) -> model.Reverted:
     reply = _command(found, 'pcow-checkpoint-revert', name)
     time = _reader(reply, 'pcow-checkpoint-revert').integer('time')
     return model.Reverted(time=time, started=started)
@@ -146,7 +147,7 @@ def _reader(reply: Any, command: str) -> image_model.Reader:
     return image_model.Reader(reply, command, 'QEMU')
 
 
-def _command(found: domain.Domain, command: str, name: str) -> Any:
+def _command(found: machine.Machine, command: str, name: str) -> Any:
     """:raises DomainInvalid: RAM is an image in the XML, and not in QEMU"""
     try:
         return found.qmp(command, name=name)
@@ -163,7 +164,7 @@ def _command(found: domain.Domain, command: str, name: str) -> Any:
         raise
 
 
-def _has_open(found: domain.Domain, path: str) -> bool:
+def _has_open(found: machine.Machine, path: str) -> bool:
     files = domain.Files()
     for one in found.query():
         files.add(str(one.get('filename', '')))

@@ -16,7 +16,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import model as image_model
-from pcow_driver.virt import domain
+from pcow_driver.vm import machine
 from pcow_driver.vm import model
 
 # What the next QEMU gives its name, or reverts all images to; see migration/pcow/checkpoint.h
@@ -31,7 +31,7 @@ class Parts:
     snapshots: dict[str, image_model.Snapshot]  # with that of the RAM, which is the first
 
 
-def checkpoints(found: domain.Domain) -> list[model.Checkpoint]:
+def checkpoints(found: machine.Machine) -> list[model.Checkpoint]:
     """All of them, in order of creation.
 
     :raises DomainInvalid: its RAM is no image
@@ -43,7 +43,7 @@ def checkpoints(found: domain.Domain) -> list[model.Checkpoint]:
     return _described(*_read(found))
 
 
-def find_parts(found: domain.Domain, name: str) -> Parts:
+def find_parts(found: machine.Machine, name: str) -> Parts:
     """The checkpoint ``name`` of a domain that is off.
 
     :raises DomainInvalid: its RAM is no image
@@ -56,7 +56,7 @@ def find_parts(found: domain.Domain, name: str) -> Parts:
     raise exception.CheckpointNotFound(domain=found.name, name=name)
 
 
-def check_exists(found: domain.Domain, name: str) -> None:
+def check_exists(found: machine.Machine, name: str) -> None:
     """Before a domain that is off is started for a checkpoint.
 
     :raises DomainInvalid: its RAM is no image
@@ -73,7 +73,7 @@ def current(found: Sequence[model.Checkpoint]) -> model.Checkpoint | None:
     return next((one for one in found if one.current), None)
 
 
-def has_unfinished(found: domain.Domain) -> bool:
+def has_unfinished(found: machine.Machine) -> bool:
     """Of a domain that is off: whether the next QEMU finishes a checkpoint, which is durable and is
     not among :func:`checkpoints` before.
 
@@ -83,7 +83,7 @@ def has_unfinished(found: domain.Domain) -> bool:
     return any(map(is_unfinished, homes))
 
 
-def stands_on_unfinished(found: domain.Domain) -> bool:
+def stands_on_unfinished(found: machine.Machine) -> bool:
     """The same, and the VM stands on that one then.
 
     :raises DomainInvalid: its RAM is no image
@@ -113,7 +113,7 @@ def branches(found: list[model.Checkpoint]) -> Iterator[tuple[int, model.Checkpo
         left += [(depth + 1, child) for child in reversed(children.get(one.name, []))]
 
 
-def _read(found: domain.Domain) -> tuple[list[image_model.Snapshot], list[Parts]]:
+def _read(found: machine.Machine) -> tuple[list[image_model.Snapshot], list[Parts]]:
     """The snapshots of the image that is the RAM, and what of them is a checkpoint."""
     ram = found.ram()
     if ram is None:

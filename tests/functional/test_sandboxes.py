@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example of the documentation as it stands: forks of a warm interpreter, without libvirt."""
+
+import re
+import subprocess
+import sys
+
+from pcow_driver.common import exception
+from pcow_driver.vm import checkpoint
+from pcow_driver.vm import process
+from pcow_driver.vm import tree
+from tests.functional import images
+from tests.functional import libvirt_vm
+from tools.lib.quickstart import guest
+
+JOBS = 4
+_SECONDS = 600
+
+
+class SandboxTest(libvirt_vm.HostTestCase):
+    def test_example(self) -> None:
+        """Each job has the list that its parent made, and nothing is left of any."""
+        place = self.host.place
+        made, _cache = guest.prepare(self.host.run, None, None, None, ('python3-minimal',))
+        template = place.image_path('python')
+        place.pcowctl(
+            *('template', 'build', '--source-format', 'qcow2'),
+            *(str(made.image), place.reference(template)),
+        )
+        pool = template.parent
+        before = sorted(path.name for path in pool.iterdir())
+        done = subprocess.run(
+            [
+                *(sys.executable, images.TOP / 'doc/source/howto/sandboxes.py', pool, template.stem),
+                *('--kernel', made.kernel, '--initrd', made.initrd, '--accelerator', 'tcg'),
+                *('--append', 'console=ttyS0 quiet rw pcow.init=shell', '--ready', 'ready'),
+                *('--jobs', str(JOBS), '--config-file', place.config),
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        self.assertEqual(
+            [(str(number), str(number * number + 100000)) for number in range(JOBS)],
+            re.findall(r'^job (\d+): (\d+) after', done.stdout, re.MULTILINE),
+        )
+        self.assertEqual(before, sorted(path.name for path in pool.iterdir()))
+
+    def spec(self, name: str) -> process.Spec:
+        paths = [self.host.place.image_path(word) for word in (f'{name}-ram', name)]
+        for path, size in zip(paths, ('64M', '16M'), strict=True):
+            libvirt_vm.run(images.program('pcow-img'), 'create', '-q', path, size)
+            self.addCleanup(path.unlink, missing_ok=True)
+        return process.Spec(
+            name=name, ram=str(paths[0]), nvdimms=(str(paths[1]),), accelerator='tcg'
+        )
+
+    def test_verbs(self) -> None:
+        """Without a guest: a firmware that finds nothing to boot."""
+        directory = self.host.directory / 'verbs'
+        with process.Process(self.spec('verbs'), str(directory / 'parent')) as vm:
+            self.assertRaises(exception.DomainInvalid, checkpoint.take, vm, 'off')
+            vm.start()
+            self.assertGreater(checkpoint.take(vm, 'one').pause, 0)
+            checkpoint.take(vm, 'two')
+            self.assertFalse(checkpoint.revert(vm, 'one').started)
+            (current,) = (one.name for one in tree.checkpoints(vm) if one.current)
+            self.assertEqual('one', current)
+            child = process.fork(vm, 'one', 'child', str(directory / 'child'))
+            with child:
+                self.assertTrue(child.active())
+                self.assertNotEqual(vm.uuid, child.uuid)
+                with self.assertRaisesRegex(exception.QmpFailed, 'stand'):
+                    checkpoint.delete(vm, 'one')
+                self.assertRaises(exception.DomainInvalid, process.delete_images, child)
+                with self.assertRaises(exception.ImageExists):
+                    process.fork(vm, 'two', 'child', str(directory / 'other'))
+                checkpoint.take(child, 'own')
+            process.delete_images(child)
+            checkpoint.delete(vm, 'one')
+            vm.end()
+            self.assertFalse(vm.active())
+            self.assertEqual(['two'], [one.name for one in tree.checkpoints(vm)])
+            self.assertTrue(checkpoint.revert(vm, 'two').started)
+            self.assertTrue(vm.active())
+            self.assertRaises(exception.DomainInvalid, vm.start)
+        self.assertFalse(vm.active())
+        checkpoint.delete(vm, 'two')
+
+    def test_qemu_does_not_start(self) -> None:
+        spec = self.spec('broken')
+        wrong = process.Spec(
+            name='broken', ram=spec.ram, accelerator='tcg', arguments=('-device', 'no-such')
+        )
+        with process.Process(wrong, str(self.host.directory / 'broken')) as vm:
+            with self.assertRaisesRegex(exception.DomainInvalid, 'no-such'):
+                vm.start()
+            self.assertFalse(vm.active())
