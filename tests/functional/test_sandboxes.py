@@ -31,7 +31,12 @@ class SandboxTest(libvirt_vm.HostTestCase):
         before = sorted(path.name for path in pool.iterdir())
         done = subprocess.run(
             [
-                *(sys.executable, images.TOP / 'doc/source/howto/sandboxes.py', pool, template.stem),
+                *(
+                    sys.executable,
+                    images.TOP / 'doc/source/howto/sandboxes.py',
+                    pool,
+                    template.stem,
+                ),
                 *('--kernel', made.kernel, '--initrd', made.initrd, '--accelerator', 'tcg'),
                 *('--append', 'console=ttyS0 quiet rw pcow.init=shell', '--ready', 'ready'),
                 *('--jobs', str(JOBS), '--config-file', place.config),

@@ -77,11 +77,13 @@ static void print_row(const struct row *row)
 {
     char limit[TIME_LENGTH], raw[TIME_LENGTH], raw_p99[TIME_LENGTH], paper[TIME_LENGTH],
         pcow[TIME_LENGTH], pcow_p99[TIME_LENGTH], pcow_p999[TIME_LENGTH], cold[TIME_LENGTH],
-        bare[TIME_LENGTH], ratio[TIME_LENGTH], limit_ratio[TIME_LENGTH], paper_ratio[TIME_LENGTH];
+        bare[TIME_LENGTH], bare_p99[TIME_LENGTH], ratio[TIME_LENGTH], limit_ratio[TIME_LENGTH], paper_ratio[TIME_LENGTH];
 
-    printf("%-30s %3u %-6s %9s %9s %9s %9s %9s %9s %9s %10s %9s %8s %8s %8s  ", row->name,
+    printf("%-30s %3u %-6s %9s %9s %9s %9s %9s %9s %9s %9s %10s %9s %8s %8s %8s  ", row->name,
            row->threads, row->engine, format_time(row->limit_ns, limit),
-           format_time(find_detail(row, "bare_trap_ns"), bare), format_time(row->raw_ns, raw),
+           format_time(find_detail(row, "bare_trap_ns"), bare),
+           format_time(find_detail(row, "bare_trap_p99_ns"), bare_p99),
+           format_time(row->raw_ns, raw),
            format_time(row->raw_p99_ns, raw_p99), format_time(row->paper_ns, paper),
            format_time(row->pcow_ns, pcow), format_time(row->pcow_p99_ns, pcow_p99),
            format_time(row->pcow_p999_ns, pcow_p999),
@@ -128,8 +130,8 @@ void print_table(const struct bench *bench)
     if (bench->qcow2_problem) {
         printf("rows beside qcow2 were left out: %s\n\n", bench->qcow2_problem);
     }
-    printf("%-30s %3s %-6s %9s %9s %9s %9s %9s %9s %9s %10s %9s %8s %8s %8s  %s\n", "row", "thr",
-           "engine", "limit", "bare trap", "raw", "raw p99", "paper", "pcow", "pcow p99",
+    printf("%-30s %3s %-6s %9s %9s %9s %9s %9s %9s %9s %9s %10s %9s %8s %8s %8s  %s\n", "row",
+           "thr", "engine", "limit", "bare trap", "bare p99", "raw", "raw p99", "paper", "pcow", "pcow p99",
            "pcow p99.9", "pcow cold", "/limit", "/raw", "paper/", "target");
     for (size_t i = 0; i < bench->row_count; i++) {
         print_row(&bench->rows[i]);

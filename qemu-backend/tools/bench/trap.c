@@ -228,6 +228,7 @@ static int add_rows(struct measurement *m, struct pcow_error *error)
         row_add_detail(row, "unprepared_ns", series_value(&m->pcow_unprepared[engine]));
         if (m->row->bare) {
             row_add_detail(row, "bare_trap_ns", series_value(&m->bare));
+            row_add_detail(row, "bare_trap_p99_ns", series_p99(&m->bare));
         }
         row_add_detail(row, "samples", (double)m->stores.visits.count * m->bench->repeat);
         row_add_detail(row, "traps_per_store", m->traps[engine]);

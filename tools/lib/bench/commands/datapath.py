@@ -17,6 +17,7 @@ _COLUMNS = (
     'engine',
     'limit',
     'bare trap',
+    'bare trap p99',
     'raw',
     'raw p99',
     'paper',
@@ -91,6 +92,7 @@ def _times(row: dict[str, Any]) -> list[float | None]:
     return [
         row['limit_ns'],
         details.get('bare_trap_ns'),
+        details.get('bare_trap_p99_ns'),
         row['raw_ns'],
         row.get('raw_p99_ns'),
         row['paper_ns'],
