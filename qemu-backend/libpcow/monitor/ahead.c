@@ -135,6 +135,8 @@ void ahead_start(struct pcow_map *map, unsigned lead_min)
     if (!map->image->file.writable || prepare_begin(map->image))
         return;
     pthread_mutex_init(&ahead->busy, NULL);
+    ahead->is_fork =
+        map->image->base && map->image->base->view != image_active(map->image->base);
     lead_begin(ahead, lead_min);
     /*
      * Signals are for the program's own threads; but an error in memory that it copies must not be

@@ -27,10 +27,16 @@ struct pcow_map;
 
 /* slabs (1 GiB) handed out with prepared pages, before those not in use are trimmed */
 #define MAX_OPENED 512u
+/*
+ * Slabs that a fork of a VM takes before anything is prepared for it: the 2 MiB of each would be
+ * fifty times what a child stores that answers a request and ends, and there are a hundred of them.
+ */
+#define FORK_SLABS 256u
 
 struct ahead {
     pthread_t thread;
     bool running, stop;
+    bool is_fork;                      /* the image stands on a snapshot, not on a template */
     /* held by the thread while it looks at the chain, and during snapshot operations */
     pthread_mutex_t busy;
     uint32_t waiting;                  /* others that want it */
@@ -89,6 +95,12 @@ void ahead_wake(struct pcow_map *map);
  */
 void ahead_froze(struct pcow_map *map);
 bool ahead_has_frozen(const struct pcow_map *map);
+
+/* By the thread: is nothing prepared? */
+static inline bool ahead_is_frugal(const struct ahead *ahead)
+{
+    return ahead->is_fork && ahead->seen_taken < FORK_SLABS;
+}
 
 static inline bool ahead_is_stopping(const struct ahead *ahead)
 {

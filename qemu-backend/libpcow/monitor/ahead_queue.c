@@ -169,7 +169,7 @@ bool ahead_serve_queue(struct pcow_map *map)
         if (hot) {
             ahead_complete_pages(map, found - 1);
         } else {
-            if (!complete && ahead->opened < MAX_OPENED)
+            if (!complete && ahead->opened < MAX_OPENED && !ahead_is_frugal(ahead))
                 ahead_complete_blocks(map, found - 1);
             /*
              * Of a slab that the engine keeps a page here and there is copied: to fill the page

@@ -85,7 +85,7 @@ void lead_judge(struct pcow_map *map)
     demand = (struct policy_demand){
         .lead = ahead->lead,
         .least = ahead->lead_min,
-        .most = PREPARED_MAX,
+        .most = ahead_is_frugal(ahead) ? ahead->lead_min : PREPARED_MAX,
         .taken = taken - ahead->rate_taken,
         .passed_ns = now - ahead->rate_since_ns,
         .missed = missed != ahead->seen_missed,

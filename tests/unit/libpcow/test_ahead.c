@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -481,6 +482,76 @@ static void test_revert_to_a_larger_base(void **state)
     unlink(scratch("base.pcow"));
 }
 
+#define LITTLE 40u                     /* slabs of which a fork stores to one page each */
+#define FORK_SIZE ((FORK_SLABS + LITTLE) * SLAB)
+
+/* Store to a page of each of these slabs, and let the thread do what it wants to. */
+static void touch(pcow_map *map, unsigned from, unsigned to)
+{
+    volatile unsigned char *memory = pcow_map_address(map);
+
+    for (unsigned v = from; v < to; v++)
+        memory[v * SLAB + 5 * PCOW_PAGE_SIZE] = 7;
+    usleep(300000);
+}
+
+static pcow_map *must_map_on(const char *path, const char *base, const char *snapshot,
+                             enum pcow_engine engine, pcow_image **image)
+{
+    struct pcow_create_options options = {.base = base, .base_snapshot = snapshot};
+    struct pcow_map_options map_options = {
+        .engine = engine, .serves_sigbus = serve_bus(), .full_policy = PCOW_FULL_FAIL};
+    pcow_map *map;
+
+    MUST(pcow_create(path, &options, &error));
+    *image = must_open(path, PCOW_OPEN_WRITE);
+    MUST(pcow_map_create(*image, &map_options, &map, &error));
+    return map;
+}
+
+/*
+ * A fork of a VM, which may end in a moment, takes what it stores to; an image on a template has
+ * slabs for what may follow, and so has a fork that goes on and on.
+ */
+static void test_a_fork_takes_what_it_stores(void **state)
+{
+    char base[512], top[512];
+
+    (void)state;
+    snprintf(base, sizeof base, "%s", scratch("base.pcow"));
+    snprintf(top, sizeof top, "%s", scratch("top.pcow"));
+    FOR_EACH_ENGINE(engine) {
+        pcow_image *image = must_create(base, FORK_SIZE, 4096, NULL);
+        struct stat status;
+        pcow_map *map;
+
+        MUST(pcow_snapshot_create(image, "warm", &error));
+        pcow_close(image);
+        map = must_map_on(top, base, "warm", engine, &image);
+        touch(map, 0, LITTLE);
+        assert_int_equal(stats_of(map).slabs_prepared, 0);
+        assert_int_equal(stat(top, &status), 0);
+        assert_in_range(status.st_blocks * 512, LITTLE * PCOW_PAGE_SIZE, 2 * SLAB);
+        touch(map, LITTLE, LITTLE + FORK_SLABS);
+        assert_true(stats_of(map).slabs_prepared > 0);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        assert_int_equal(unlink(top), 0);
+        assert_int_equal(unlink(base), 0);
+
+        image = must_create(base, FORK_SIZE, 4096, NULL);
+        MUST(pcow_seal(image, &error));
+        pcow_close(image);
+        map = must_map_on(top, base, NULL, engine, &image);
+        touch(map, 0, LITTLE);
+        assert_true(stats_of(map).slabs_prepared > 0);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        assert_int_equal(unlink(top), 0);
+        assert_int_equal(unlink(base), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -502,6 +573,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_cannot_be_given_back, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_snapshots_come_first, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_a_fork_takes_what_it_stores, scratch_setup,
+                                        scratch_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -301,7 +301,7 @@ def _resident(result: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _redis(result: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for row in result['redis']:
+    for row in result.get('redis', ()):
         recovered, booted = (row['sides'][side] for side in ('recovered', 'booted'))
         ratio = statistics.median(booted) / statistics.median(recovered)
         guest = f'Redis with {row["used"] / units.GIB:.1f} GiB at {redis.FULL:.0%} of its rate'

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _cases(text: str) -> list[sides.Case]:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, TypeError):
         words = [] if text == 'none' else text.split(',')
         found = [sides.Case(*map(int, word.split(':'))) for word in words]
         if all(0 <= case.dirty <= case.memory - _ROOM for case in found):
@@ -203,7 +203,8 @@ def _judged(value: float, target: float, text: str, *, at_least: bool = False) -
 
 
 def _others(row: dict[str, Any], what: str, shown: Callable[[float], str]) -> list[str]:
-    values = (_median(row['turns'][title], what) for title in _TITLES[1:])
+    sides = (row['turns'].get(title) for title in _TITLES[1:])
+    values = (None if turns is None else _median(turns, what) for turns in sides)
     return ['-' if value is None else shown(value) for value in values]
 
 
@@ -238,7 +239,7 @@ def _checkpoints(row: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _forks(result: dict[str, Any]) -> list[table.Table]:
     rows: list[tuple[str, ...]] = []
-    for row in result['forks']:
+    for row in result.get('forks', ()):
         turns, count = row['turns'], f'{row["count"]} at once'
         target = _ALL.get(row['count'])
         took = statistics.median(turn['all'] for turn in turns)
