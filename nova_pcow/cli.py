@@ -12,8 +12,8 @@ from cliff import lister
 
 from nova_pcow.records import warm_records
 from nova_pcow.snapshots import in_place
-from nova_pcow.warm_images import warm
 from nova_pcow.warm_images import warm_client
+from nova_pcow.warm_images import warm_end
 from pcow_driver.cli import common
 from pcow_driver.common import exception
 from pcow_driver.virt import domain
@@ -98,7 +98,7 @@ class ListWarm(lister.Lister):
 
 def _row(record: warm_records.Record) -> tuple[Any, ...]:
     try:
-        standing: int | None = len(warm.children(record))
+        standing: int | None = len(warm_end.children(record))
     except exception.PcowError:  # nobody knows
         standing = None
     return (
@@ -106,7 +106,7 @@ def _row(record: warm_records.Record) -> tuple[Any, ...]:
         record.server,
         record.project,
         record.taken,
-        warm.condition(record),
+        warm_end.condition(record),
         '-' if standing is None else standing,
     )
 
@@ -117,6 +117,11 @@ class DeleteWarm(command.Command):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument('image', metavar='IMAGE', help='ID of the image in Glance.')
+        parser.add_argument(
+            '--parent-deleted',
+            action='store_true',
+            help='Nova has no such server as that it was made of: its images go with the last one.',
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
@@ -127,4 +132,8 @@ class DeleteWarm(command.Command):
                 f'server list-warm'
             )
         with domain.connect() as connection:
-            warm.remove(record, warm.find_parent(connection, record))
+            warm_end.remove(
+                record,
+                warm_end.find_parent(connection, record),
+                is_parent_deleted=parsed_args.parent_deleted,
+            )

@@ -47,7 +47,7 @@ class PcowLibvirtDriver(domains.DomainLibvirtDriver):
         except exception.PcowError as e:
             LOG.error('Servers with persistent memory will not start: %s', e)
         self._delete_leftovers()
-        self._drop_unfinished()
+        self._drop_pending()
         self._interrupted = suspension.settle(self._host, suspension.interrupted(host))
 
     def update_provider_tree(

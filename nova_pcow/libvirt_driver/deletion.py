@@ -91,9 +91,14 @@ class DeletionLibvirtDriver(resizes.ResizeLibvirtDriver):
         """Whether all are gone but those that are kept, or that warm images are made of."""
         if not flavor_module.is_pcow(instance):
             return storage.delete(instance.uuid, keep=kept)
-        with warm_records.lock(instance.uuid):
-            kept |= self._orphan(instance, ends=not kept and _ends(instance))
-            return storage.delete(instance.uuid, keep=kept)
+        try:
+            with warm_records.lock(instance.uuid):
+                kept |= self._orphan(instance, ends=not kept and _ends(instance))
+                return storage.delete(instance.uuid, keep=kept)
+        except exception.PcowError as e:
+            # nobody knows what warm images are made of; Nova asks again, if this raises nothing
+            LOG.error('The images of the server stay for now: %s', e, instance=instance)
+            return False
 
     @staticmethod
     def _orphan(instance: Any, *, ends: bool) -> frozenset[str]:

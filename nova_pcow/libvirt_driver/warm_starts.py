@@ -9,15 +9,10 @@ from collections.abc import Callable
 import functools
 from typing import Any
 
-from nova import context as nova_context
-from nova import exception as nova_exception
-from nova import objects
-from nova import service_auth
 from nova import utils
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
 import nova.conf
-from nova.conf import service_token
 from nova.virt import configdrive
 from nova.virt.libvirt import guest as libvirt_guest
 from oslo_log import log as logging
@@ -27,7 +22,7 @@ from oslo_utils import timeutils
 from nova_pcow.common import errors
 from nova_pcow.common import flavor as flavor_module
 from nova_pcow.common import reserved
-from nova_pcow.libvirt_driver import snapshots
+from nova_pcow.libvirt_driver import warm_ends
 from nova_pcow.records import warm_records
 from nova_pcow.servers import storage
 from nova_pcow.warm_images import warm
@@ -49,14 +44,13 @@ _NO_CONFIG_DRIVE = (
 _TASKS = (task_states.IMAGE_SNAPSHOT_PENDING, task_states.IMAGE_SNAPSHOT)
 
 
-class WarmLibvirtDriver(snapshots.SnapshotLibvirtDriver):
+class WarmLibvirtDriver(warm_ends.WarmEndLibvirtDriver):
     """See :mod:`nova_pcow.libvirt_driver.warm_starts`."""
 
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
         # by server that is being built, and is to go on from a checkpoint
         self._warm: dict[str, warm.Start] = {}
-        self._making: set[str] = set()  # IDs of warm images
 
     # ---- images ------------------------------------------------------------------------------
 
@@ -144,108 +138,6 @@ class WarmLibvirtDriver(snapshots.SnapshotLibvirtDriver):
             processor=warm.processor(found),
         )
 
-    def _is_seen(self, image_id: str) -> bool:
-        """Whether the service sees an image by its own rights."""
-        context = _service_context()
-        try:
-            return context is not None and bool(self._image_api.get(context, image_id))
-        except Exception as e:  # of keystoneauth, glanceclient: it may have no such rights
-            LOG.info('The service itself does not see the image %s: %s', image_id, e)
-            return False
-
-    def _is_deleted(self, context: Any, record: warm_records.Record) -> bool:
-        """Whether the image is, as who would see it says; False: nobody can say."""
-        try:
-            self._image_api.get(context, record.image)
-        except nova_exception.ImageNotFound:
-            return True
-        except Exception as e:  # as of _is_seen(): asked again later
-            LOG.debug('Whether the image %s is still there cannot be told: %s', record.image, e)
-        return False
-
-    def _drop_deleted(self, context: Any, project: str) -> None:
-        """Of a project, as far as who asks would see the images. Glance has just shown him the one
-        that he is making.
-        """
-        for record in warm_records.find():
-            if record.project == project and record.owner == context.project_id:
-                if record.is_complete and self._is_deleted(context, record):
-                    self._drop(record)
-
-    def _drop_unfinished(self) -> None:
-        """What was in the making, and nobody makes now; also what could not be given up then."""
-        for record in self._records():
-            if not (record.is_complete or record.image in self._making):
-                self._drop(record)
-
-    def _drop_warm_leftovers(self) -> None:
-        """What is kept for images that are deleted, as far as the service sees them."""
-        self._drop_unfinished()
-        context = _service_context()
-        seen = [one for one in self._records() if one.is_complete and one.is_seen]
-        if context is None or not seen:
-            return
-        missed = {one.image for one in seen if self._is_deleted(context, one)}
-        # to who has lost his rights Glance says the same as of what is deleted
-        if len(missed) == len(seen) and not self._sees_any(context, {one.owner for one in seen}):
-            LOG.warning(
-                'Glance shows the service none of the images %s, and nothing else of their '
-                'projects: they are deleted, or [service_user] may not see them any more. The '
-                'checkpoints stay; pcowctl server delete-warm gives them up',
-                ', '.join(sorted(missed)),
-            )
-            return
-        for record in seen:
-            if record.image in missed and record.is_missed:
-                self._drop(record)
-            elif (record.image in missed) != record.is_missed:
-                self._note_missed(record)
-
-    def _note_missed(self, record: warm_records.Record) -> None:
-        """One answer of Glance's is not enough: the next one is an interval later."""
-        try:
-            warm_records.change(record.image, is_missed=not record.is_missed)
-        except exception.PcowError as e:
-            LOG.error('%s', e)
-
-    def _sees_any(self, context: Any, owners: set[str]) -> bool:
-        """Whether it sees an image of one of these projects that it sees by its rights alone."""
-        try:
-            return any(
-                one.get('owner') == owner and not one.get('is_public')
-                for owner in owners
-                for one in self._image_api.get_all(context, filters={'owner': owner})
-            )
-        except Exception as e:  # as of _is_seen()
-            LOG.debug('What the service sees in Glance cannot be told: %s', e)
-            return False
-
-    @staticmethod
-    def _records() -> list[warm_records.Record]:
-        try:
-            return warm_records.find()
-        except exception.PcowError as e:
-            LOG.error('%s', e)
-            return []
-
-    def _undo(self, image_id: str) -> None:
-        """Its parent may be deleted meanwhile."""
-        try:
-            record = warm_records.get(image_id)
-        except exception.PcowError as e:  # it is looked at again
-            LOG.error('What was made for a warm image stays for now: %s', e)
-            return
-        if record is not None:
-            self._drop(record)
-
-    def _drop(self, record: warm_records.Record) -> None:
-        try:
-            with domain.errors():
-                parent = warm.find_parent(self._host.get_connection(), record)
-                warm.remove(record, parent, is_deleted=_is_server_deleted)
-        except (exception.PcowError, OSError, nova_exception.NovaException) as e:
-            LOG.warning('%s', e)
-
     # ---- servers -----------------------------------------------------------------------------
 
     def _fork_warm(
@@ -328,6 +220,8 @@ class WarmLibvirtDriver(snapshots.SnapshotLibvirtDriver):
         storage.create(uuid, wanted, pool, source)
 
     def _tell_boots(self, context: Any, instance: Any, error: Exception) -> None:
+        if not isinstance(error, warm.WarmUnfit):
+            error = warm.WarmUnfit(reason=str(error))
         LOG.info('%s', error, instance=instance)
         errors.tell(context, instance, self._service_host, _BEGUN, error)
 
@@ -352,7 +246,7 @@ class WarmLibvirtDriver(snapshots.SnapshotLibvirtDriver):
             with errors.build(context, instance, self._service_host):
                 self._end(instance)
                 start.boot_instead()
-            self._tell_boots(context, instance, warm.WarmUnfit(reason=str(e)))
+            self._tell_boots(context, instance, e)
             return super()._create_guest(context, xml, instance, power_on, pause, prepare)
         with compute_utils.EventReporter(
             context, _BEGUN, self._service_host, instance.uuid, graceful_exit=True
@@ -387,14 +281,14 @@ class WarmLibvirtDriver(snapshots.SnapshotLibvirtDriver):
         """
         bare, interfaces = warm_xml.split(xml)
         libvirt_guest.Guest.create(bare, self._host)
-        found = domain.Domain(self._host.get_connection(), instance.name)
+        found = utils.tpool_wrap(domain.Domain(self._host.get_connection(), instance.name))
         guest = libvirt_guest.Guest.create(
             warm_xml.adopt(found.definition(), start.record.machine), self._host
         )
         prepare()
         guest.launch(pause=True)
         warm.check_processor(start.record, found)
-        utils.tpool_wrap(found).qmp('pcow-checkpoint-revert')
+        found.qmp('pcow-checkpoint-revert')
         for interface in interfaces:
             found.attach(interface)
         return guest
@@ -405,25 +299,3 @@ class WarmLibvirtDriver(snapshots.SnapshotLibvirtDriver):
             found = domain.Domain(self._host.get_connection(), instance.name)
             if found.active():
                 found.destroy()
-
-
-def _is_server_deleted(server: str) -> bool:
-    """Whether Nova says so of one whose deletion this host has begun; False: nobody can say."""
-    context = nova_context.get_admin_context(read_deleted='yes')
-    try:
-        return bool(objects.Instance.get_by_uuid(context, server, []).deleted)
-    except nova_exception.InstanceNotFound:  # archived since
-        return True
-    except Exception as e:  # of the database, or of the conductor: asked again later
-        LOG.warning('Whether the server %s is deleted cannot be told: %s', server, e)
-        return False
-
-
-def _service_context() -> Any | None:
-    """By which Glance is asked as the service that nova-compute is; None: it is not configured."""
-    try:
-        auth = service_auth.get_service_auth_plugin(service_token.SERVICE_USER_GROUP)
-    except Exception as e:  # keystoneauth's: options are missing
-        LOG.debug('[service_user] cannot be used: %s', e)
-        return None
-    return auth and nova_context.RequestContext(user_auth_plugin=auth, is_admin=True)

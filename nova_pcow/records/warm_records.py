@@ -28,6 +28,7 @@ from pcow_driver.common import locks
 LOG = logging.getLogger(__name__)
 
 _SUFFIX = '.json'
+_PATIENCE = 30.0  # seconds
 _ROLES = frozenset(('root', 'ram'))  # of the images of a server, those that have a part
 _TYPES = {'str': str, 'int': int, 'bool': bool}  # by their names
 
@@ -64,7 +65,9 @@ class Record:
     # the service sees it in Glance by its own rights: so it is gone if it does not
     is_seen: bool = False
     is_missed: bool = False  # it did not see it when it last looked
-    is_orphaned: bool = False  # the parent was deleted, and its images stay for this alone
+    is_image_deleted: bool = False  # it is kept only until it can be given up
+    is_orphaned: bool = False  # this host has begun to delete the parent, whose images stay
+    is_parent_deleted: bool = False  # Nova has said so
 
     @property
     def checkpoint(self) -> str:
@@ -154,10 +157,14 @@ def _is_id(image: str) -> bool:
 
 def lock(server: str) -> contextlib.AbstractContextManager[None]:
     """Held by who changes what is kept of a parent: its records, or the images that stay for them.
+    While QEMU gives a checkpoint up, too: Nova waits for none that does not answer. A child boots
+    then, and all else is tried again.
 
     :param server: UUID of the parent
+    :raises LockHeld: as a context
+    :raises StateInvalid: the same
     """
-    return locks.lock(f'warm-{server}')
+    return locks.lock(f'warm-{server}', seconds=_PATIENCE)
 
 
 def change(image: str, **values: Any) -> Record | None:
@@ -189,7 +196,7 @@ def restore(server: str) -> None:
     if any(record.is_orphaned for record in of_server(server)):
         with lock(server):
             for record in of_server(server):
-                change_locked(record.image, is_orphaned=False)
+                change_locked(record.image, is_orphaned=False, is_parent_deleted=False)
 
 
 def forget(image: str) -> None:
@@ -255,5 +262,5 @@ def of_server(uuid: str) -> list[Record]:
 
 
 def orphaned() -> set[str]:
-    """UUIDs of the servers that were deleted, and whose images stay for a warm image."""
+    """UUIDs of the servers that this host has deleted, and whose images stay for a warm image."""
     return {record.server for record in find() if record.is_orphaned}

@@ -3,7 +3,8 @@
 that go on from it on the host which has it.
 
 The checkpoint stays in the images of the parent. Each image of a child stands on the parent's part
-of it, in the same pool. Nothing of Nova is imported: pcowctl removes warm images, too.
+of it, in the same pool. Their end is in :mod:`nova_pcow.warm_images.warm_end`. Nothing of Nova is
+imported: pcowctl uses this, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import dataclasses
 import json
 import os
-from typing import Any
 
 from oslo_log import log as logging
 
@@ -36,7 +36,6 @@ from pcow_driver.virt import domain
 from pcow_driver.virt import fork_xml
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import checkpoint
-from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
 
@@ -227,8 +226,8 @@ def complete(image_id: str, *, checksum: str, is_seen: bool) -> None:
 
 def _members(record: warm_records.Record) -> dict[str, warm_records.Member]:
     found = {}
-    for item in _images(record):
-        info, snapshot = _part(item, record.checkpoint)
+    for item in images(record):
+        info, snapshot = part(item, record.checkpoint)
         if info.uuid is None or snapshot is None:
             raise WarmRefused(reason=f'{item.path} has no part of the checkpoint')
         found[item.role] = warm_records.Member(info.uuid, snapshot.id)
@@ -251,7 +250,7 @@ def _pool(record: warm_records.Record) -> pool_module.Pool:
     )
 
 
-def _images(record: warm_records.Record) -> list[storage.ServerImage]:
+def images(record: warm_records.Record) -> list[storage.ServerImage]:
     """Those of the parent that are there.
 
     :raises WarmStays: the pool is not
@@ -264,9 +263,13 @@ def _images(record: warm_records.Record) -> list[storage.ServerImage]:
     return found
 
 
-def _part(item: storage.ServerImage, name: str) -> tuple[model.ImageInfo, model.Snapshot | None]:
+def part(item: storage.ServerImage, name: str) -> tuple[model.ImageInfo, model.Snapshot | None]:
     info = image.info(item.path, force_share=True)
-    return info, next((one for one in _listed(item.path) if one.name == name), None)
+    return info, next((one for one in listed(item.path) if one.name == name), None)
+
+
+def listed(path: str) -> list[model.Snapshot]:
+    return image.snapshot_list(path, force_share=True)
 
 
 # ---- going on from one ---------------------------------------------------------------------------
@@ -330,6 +333,7 @@ def fork(record: warm_records.Record, uuid: str) -> list[str]:
     fails.
 
     :raises WarmUnfit: the checkpoint is not there any more
+    :raises LockHeld: somebody gives up one of its parent
     :raises PcowError: the pool has no room, or a scrub has found damage
     """
     made: list[str] = []
@@ -337,7 +341,7 @@ def fork(record: warm_records.Record, uuid: str) -> list[str]:
         if warm_records.get(record.image) is None:
             raise WarmUnfit(reason='its checkpoint has just been removed')
         undo.callback(storage.delete_made, _pool(record), made)
-        for item in _checked(record):
+        for item in checked(record):
             name = storage.image_name(uuid, item.role)
             image_fork.fork(item.path, record.checkpoint, name)
             made.append(name)
@@ -345,154 +349,15 @@ def fork(record: warm_records.Record, uuid: str) -> list[str]:
     return made
 
 
-def _checked(record: warm_records.Record) -> list[storage.ServerImage]:
+def checked(record: warm_records.Record) -> list[storage.ServerImage]:
     """The images of the parent, which have the very checkpoint."""
-    found = {item.role: item for item in _images(record)}
+    found = {item.role: item for item in images(record)}
     for role, member in record.members.items():
         if role not in found:
             raise WarmUnfit(reason=f'the image {role} of its parent is not there')
-        info, snapshot = _part(found[role], record.checkpoint)
+        info, snapshot = part(found[role], record.checkpoint)
         if info.uuid != member.image or snapshot is None or snapshot.id != member.snapshot:
             raise WarmUnfit(reason=f'{found[role].path} has not the checkpoint any more')
         if role == storage.RAM and not snapshot.vm_state_size:
             raise WarmUnfit(reason=f'{found[role].path} has no state of the devices')
     return [found[role] for role in record.members]
-
-
-# ---- the end -------------------------------------------------------------------------------------
-
-
-def condition(record: warm_records.Record) -> str:
-    """In words: whether servers can go on from it."""
-    try:
-        if record.is_complete:
-            _checked(record)
-    except WarmStays:
-        return 'pool not there'
-    except exception.PcowError:
-        return 'checkpoint gone'
-    if not record.is_complete:
-        return 'in the making'
-    return 'parent deleted' if record.is_orphaned else 'ready'
-
-
-def children(record: warm_records.Record) -> list[str]:
-    """Names of images that stand on those of its parent."""
-    names: set[str] = set()
-    for item in _images(record):
-        names |= set(item.pool.children(item.name, known_only=True))
-    return sorted(names)
-
-
-def find_parent(connection: Any, record: warm_records.Record) -> domain.Domain | None:
-    """Its domain on this host.
-
-    :param connection: virConnect
-    """
-    name = domain.names_by_uuid(connection).get(record.server)
-    return None if name is None else domain.Domain(connection, name)
-
-
-def remove(
-    record: warm_records.Record,
-    parent: domain.Domain | None,
-    *,
-    is_deleted: Callable[[str], bool] = lambda _server: True,
-) -> None:
-    """Give up a checkpoint, and what this host knows of it; of a parent that was deleted, its
-    images go with the last one.
-
-    :param parent: None: it has no domain on this host
-    :param is_deleted: says of a server that is taken for deleted whether it is
-    :raises WarmStays: something stands on it, or it cannot be deleted now
-    """
-    with warm_records.lock(record.server):
-        found = warm_records.get(record.image)
-        if found is None:
-            return
-        record = found
-        standing = children(record)
-        try:
-            _remove(record, parent, is_deleted)
-        except exception.PcowError as e:
-            words = f'what stands on it is {", ".join(standing)}: ' if standing else ''
-            raise WarmStays(image=record.image, reason=f'{words}{e}') from e
-        warm_records.forget(record.image)
-
-
-def _remove(
-    record: warm_records.Record, parent: domain.Domain | None, is_deleted: Callable[[str], bool]
-) -> None:
-    others = [one for one in warm_records.of_server(record.server) if one.image != record.image]
-    if parent is None and record.is_orphaned and not others:
-        if not is_deleted(record.server):
-            raise WarmStays(
-                image=record.image,
-                reason=(
-                    f'the deletion of its server {record.server} has begun, and Nova does not say '
-                    f'that it has ended: delete the server once more, or reboot it hard to keep it'
-                ),
-            )
-        for item in _images(record):
-            item.pool.delete_image(item.name)
-        return
-    if parent is not None and _delete_checkpoint(parent, record.checkpoint):
-        return
-    if not (record.is_complete or record.is_orphaned):
-        _check_finished(record)
-    for item in _images(record):
-        _info, snapshot = _part(item, record.checkpoint)
-        if snapshot is None:
-            continue
-        if parent is not None:
-            parent.snapshot_delete(record.checkpoint, item.path)
-            continue
-        if snapshot.pinned:
-            image.snapshot_unpin(item.path, record.checkpoint)
-        image.snapshot_delete(item.path, record.checkpoint)
-
-
-def _delete_checkpoint(parent: domain.Domain, name: str) -> bool:
-    """Whether there was one.
-
-    :raises PcowError: it stays
-    """
-    if not parent.active():
-        if not parent.is_checkpoint(name):
-            return False
-        checkpoint.delete(parent, name)
-        return True
-    for path in parent.writable():
-        # QEMU may not list the pool to see whether the images that were made on it still exist
-        if any(one.name == name and one.pinned for one in _listed(path)):
-            image.snapshot_unpin(path, name)
-    try:
-        # asked in any case: one that is durable may have no name yet, and QEMU gives it that first
-        checkpoint.delete(parent, name)
-    except exception.PcowError:
-        ram = parent.ram()
-        if parent.is_checkpoint(name) or (ram is not None and tree.is_unfinished_in(ram)):
-            raise
-        return False
-    return True
-
-
-def _check_finished(record: warm_records.Record) -> None:
-    """Of a parent that is off: what QEMU has not named yet may be the checkpoint.
-
-    :raises WarmStays:
-    """
-    for item in _images(record):
-        if item.role == storage.RAM and tree.is_unfinished_in(item.path):
-            raise WarmStays(
-                image=record.image,
-                reason=(
-                    f'its server {record.server} has a checkpoint that was cut off when it was '
-                    f'taken, and its next start finishes that: start it, and stop it again if it '
-                    f'was off'
-                ),
-            )
-
-
-def _listed(path: str) -> list[model.Snapshot]:
-    return image.snapshot_list(path, force_share=True)

@@ -226,6 +226,10 @@ class StateInvalid(PcowError):
     msg_fmt = 'the state file %(path)s cannot be used: %(reason)s'
 
 
+class LockHeld(PcowError):
+    msg_fmt = 'the lock %(path)s is not given up: %(holder)s'
+
+
 class XmlInvalid(PcowError):
     msg_fmt = 'the domain XML cannot be used: %(reason)s'
 

@@ -78,22 +78,25 @@ def state_path() -> str:
 
 
 @contextlib.contextmanager
-def lock(name: str, *, own: bool = False) -> Iterator[None]:
+def lock(name: str, *, own: bool = False, seconds: float | None = None) -> Iterator[None]:
     """Hold the lock of this name.
 
     :param own: services that share the other locks cannot hold that of the owner of the state
         directory, who would wait for them; nor does it keep them out
+    :param seconds: how long to wait; None: until it is given up
+    :raises LockHeld: it was not given up in that time
     :raises StateInvalid: the lock directory cannot be written to, or something that is no lock has
         the name
     :raises InvalidName: it is too long for a file
     """
+    until = None if seconds is None else time.monotonic() + seconds
     with _in_order(_place(name)), contextlib.ExitStack() as stack:
         place = OWN if own and _is_owner() else _SHARED
         with _errors(name, place):
             directory = _open_directory(place, make=True)
             stack.callback(os.close, directory)
             file = _file_name(name)
-            descriptor = _acquire(directory, file)
+            descriptor = _acquire(directory, file, until)
         stack.callback(_release, directory, file, descriptor)
         yield
 
@@ -328,8 +331,11 @@ def _make_directory(name: str, mode: int | None) -> str:
     return path
 
 
-def _acquire(directory: int, name: str) -> int:
-    """A descriptor that has the lock of the file that is there under this name."""
+def _acquire(directory: int, name: str, until: float | None) -> int:
+    """A descriptor that has the lock of the file that is there under this name.
+
+    :raises LockHeld:
+    """
     while True:
         try:
             descriptor = _open_file(directory, name)
@@ -337,7 +343,7 @@ def _acquire(directory: int, name: str) -> int:
             _make_file(directory, name)
             continue
         try:
-            _wait(_take, descriptor)
+            _wait(_take, descriptor, until)
             if _has_name(directory, name, descriptor):
                 return descriptor
         except BaseException:
@@ -458,10 +464,13 @@ def _make_file(
         os.unlink(new, dir_fd=directory)
 
 
-def _wait(take: Callable[[int], bool], descriptor: int) -> None:
-    """However long that takes. Nobody gives up: a lock is there for work that breaks something if
-    two do it at once, and its holder may only be slow. So who waits says so, and who holds it, as
-    far as that is known: an operator can end that, which ends its lock.
+def _wait(take: Callable[[int], bool], descriptor: int, until: float | None = None) -> None:
+    """However long that takes, as a rule: a lock is there for work that breaks something if two do
+    it at once, and its holder may only be slow. So who waits says so, and who holds it, as far as
+    that is known: an operator can end that, which ends its lock.
+
+    :param until: time.monotonic() at which who can do without it gives up
+    :raises LockHeld:
     """
     delay, since, said = _FIRST_RETRY, time.monotonic(), 0
     while not take(descriptor):
@@ -474,6 +483,9 @@ def _wait(take: Callable[[int], bool], descriptor: int) -> None:
                 waited,
                 _holder(descriptor),
             )
+        if until is not None and time.monotonic() >= until:
+            path = os.readlink(f'/proc/self/fd/{descriptor}')
+            raise exception.LockHeld(path=path, holder=_holder(descriptor))
         time.sleep(delay)
         delay = min(2 * delay, _RETRY)
 

@@ -18,6 +18,7 @@ from nova_pcow.records import warm_records
 from nova_pcow.servers import storage
 from nova_pcow.warm_images import warm
 from nova_pcow.warm_images import warm_client
+from nova_pcow.warm_images import warm_end
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
@@ -26,10 +27,10 @@ from pcow_driver.pools import registry
 from tests.unit.nova_pcow import checkpoints
 from tests.unit.pcow_driver import base
 
-_PARENT = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
-_CHILD = '6b2f5ad0-2a9c-4c6f-a2a5-8f3f0f0c7d22'
-_IMAGE = 'dd11041e-a08b-42c9-8e28-262bd55d0b0e'
-_OTHER = 'ee11041e-a08b-42c9-8e28-262bd55d0b0e'
+PARENT = '0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11'
+CHILD = '6b2f5ad0-2a9c-4c6f-a2a5-8f3f0f0c7d22'
+IMAGE = 'dd11041e-a08b-42c9-8e28-262bd55d0b0e'
+OTHER = 'ee11041e-a08b-42c9-8e28-262bd55d0b0e'
 _MIB = 64
 _FLAVOR = flavor.PcowFlavor('f', _MIB * units.MIB, (), frozenset(), ram_size=_MIB * units.MIB)
 
@@ -41,17 +42,17 @@ class WarmTestCase(base.TestCase):
             nova_conf.CONF.set_override(name, value, 'nova_pcow')
             self.addCleanup(nova_conf.CONF.clear_override, name, 'nova_pcow')
         self.pool = registry.PoolRegistry().create('fast', str(self.directory / 'fast'))
-        device.create(self.pool, storage.image_name(_PARENT, 'root'), _MIB * units.MIB)
-        self.pool.create_image(storage.image_name(_PARENT, 'ram'), size=_MIB * units.MIB)
+        device.create(self.pool, storage.image_name(PARENT, 'root'), _MIB * units.MIB)
+        self.pool.create_image(storage.image_name(PARENT, 'ram'), size=_MIB * units.MIB)
         self.checkpoints = self.useFixture(checkpoints.Checkpoints())
 
-    def record(self, image_id: str = _IMAGE, **values: Any) -> warm_records.Record:
+    def record(self, image_id: str = IMAGE, **values: Any) -> warm_records.Record:
         return warm_records.Record(
             **{
                 'image': image_id,
                 'owner': 'p',
                 'project': 'p',
-                'server': _PARENT,
+                'server': PARENT,
                 'pool': self.pool.uuid,
                 'vcpus': 1,
                 'ram_size': _MIB * units.MIB,
@@ -64,12 +65,12 @@ class WarmTestCase(base.TestCase):
             }
         )
 
-    def make(self, image_id: str = _IMAGE, **values: Any) -> warm_records.Record:
+    def make(self, image_id: str = IMAGE, **values: Any) -> warm_records.Record:
         """A warm image of the parent, with its checkpoint."""
         record = self.record(image_id, **values)
         self.checkpoints.names.add(record.checkpoint)
         for role in ('root', 'ram'):
-            image.snapshot_create(self.path(_PARENT, role), record.checkpoint)
+            image.snapshot_create(self.path(PARENT, role), record.checkpoint)
         record = dataclasses.replace(record, members=warm._members(record))
         warm_records.put(record)
         return record
@@ -78,7 +79,7 @@ class WarmTestCase(base.TestCase):
         return str(self.pool.image_path(storage.image_name(server, role)))
 
     def snapshots(self, role: str) -> list[str]:
-        return [one.name for one in image.snapshot_list(self.path(_PARENT, role))]
+        return [one.name for one in image.snapshot_list(self.path(PARENT, role))]
 
     def check_unfit(self, words: str, record: warm_records.Record, **values: Any) -> None:
         error = self.assertRaises(
@@ -94,22 +95,24 @@ class RecordTest(WarmTestCase):
     def test_kept(self) -> None:
         self.assertEqual([], warm_records.find())
         record = self.make()
-        self.assertEqual(record, warm_records.get(_IMAGE))
-        self.assertEqual([record], warm_records.of_server(_PARENT))
+        self.assertEqual(record, warm_records.get(IMAGE))
+        self.assertEqual([record], warm_records.of_server(PARENT))
         self.assertEqual(set(), warm_records.orphaned())
-        warm_records.put(dataclasses.replace(record, is_orphaned=True))
-        self.assertEqual({_PARENT}, warm_records.orphaned())
-        warm_records.forget(_IMAGE)
-        self.assertIsNone(warm_records.get(_IMAGE))
-        warm_records.forget(_IMAGE)
+        warm_records.put(dataclasses.replace(record, is_orphaned=True, is_parent_deleted=True))
+        self.assertEqual({PARENT}, warm_records.orphaned())
+        warm_records.restore(PARENT)
+        self.assertEqual(record, warm_records.get(IMAGE))
+        warm_records.forget(IMAGE)
+        self.assertIsNone(warm_records.get(IMAGE))
+        warm_records.forget(IMAGE)
 
     def test_names_that_are_no_image(self) -> None:
         """A tenant names the image; a path never comes of it."""
         record = self.make()
-        outside = os.path.join(os.path.dirname(warm_records.path(_IMAGE)), '..', 'x.json')
+        outside = os.path.join(os.path.dirname(warm_records.path(IMAGE)), '..', 'x.json')
         with open(outside, 'w', encoding='utf-8') as file:
             json.dump(dataclasses.asdict(record), file)
-        for name in ('../x', f'../warm-images/{_IMAGE}', _IMAGE.upper(), '', f'{_IMAGE}.json'):
+        for name in ('../x', f'../warm-images/{IMAGE}', IMAGE.upper(), '', f'{IMAGE}.json'):
             self.assertIsNone(warm_records.get(name), name)
 
     def test_damaged(self) -> None:
@@ -129,18 +132,18 @@ class RecordTest(WarmTestCase):
             ),
             ('{', 'it is damaged'),
             ('{"members": {}}', 'it is damaged'),
-            (json.dumps(dataclasses.asdict(self.record(_OTHER))), f'it is that of {_OTHER}'),
+            (json.dumps(dataclasses.asdict(self.record(OTHER))), f'it is that of {OTHER}'),
         ):
-            with open(warm_records.path(_IMAGE), 'w', encoding='utf-8') as file:
+            with open(warm_records.path(IMAGE), 'w', encoding='utf-8') as file:
                 file.write(text)
-            error = self.assertRaises(exception.StateInvalid, warm_records.get, _IMAGE)
+            error = self.assertRaises(exception.StateInvalid, warm_records.get, IMAGE)
             self.assertIn(words, str(error))
             self.assertIn('delete this file', str(error))
             with self.assertLogs('nova_pcow.records.warm_records', 'ERROR'):
                 self.assertEqual([], warm_records.find())
-            self.assertEqual([_IMAGE], warm_records.unreadable())
+            self.assertEqual([IMAGE], warm_records.unreadable())
             rows = cli.ListWarm(mock.Mock(), mock.Mock()).take_action(mock.Mock())[1]
-            self.assertEqual([(_IMAGE, 'damaged')], [(row[0], row[4]) for row in rows])
+            self.assertEqual([(IMAGE, 'damaged')], [(row[0], row[4]) for row in rows])
 
 
 class FitTest(WarmTestCase):
@@ -174,7 +177,7 @@ class FitTest(WarmTestCase):
                 '1 data devices',
             ),
             (
-                {'pool': dataclasses.replace(self.pool, uuid=_OTHER)},
+                {'pool': dataclasses.replace(self.pool, uuid=OTHER)},
                 'the checkpoint is in another one',
             ),
         ):
@@ -182,10 +185,10 @@ class FitTest(WarmTestCase):
 
     def test_allowed(self) -> None:
         warm.check_allowed('p')
-        self.make(_OTHER)
+        self.make(OTHER)
         warm.check_allowed('q')
         error = self.assertRaises(warm.WarmRefused, warm.check_allowed, 'p')
-        self.assertIn(f'keeps 1 of its project ({_OTHER})', str(error))
+        self.assertIn(f'keeps 1 of its project ({OTHER})', str(error))
         nova_conf.CONF.set_override('warm_images', 0, 'nova_pcow')
         error = self.assertRaises(warm.WarmRefused, warm.check_allowed, 'q')
         self.assertIn('this host keeps none', str(error))
@@ -194,13 +197,15 @@ class FitTest(WarmTestCase):
 class ProcessorTest(WarmTestCase):
     """What the definition says of the CPU is the same when another one comes of it."""
 
-    def processor(self, cpu: str, host: str = "<model>A</model><feature name='x'/>") -> str:
+    def processor(
+        self, cpu: str, host: str = "<model>A</model><feature name='x'/>", qemu: int = 10
+    ) -> str:
         found = mock.Mock()
         found.running_xml.return_value = f'<domain>{cpu}</domain>'
         found.capabilities.return_value = (
             f"<capabilities><host><cpu>{host}<counter name='tsc'/></cpu></host></capabilities>"
         )
-        found.qmp.return_value = {'qemu': {'major': 10}}
+        found.qmp.side_effect = {'query-version': {'qemu': {'major': qemu}}}.get
         return warm.processor(found)
 
     def test_expanded_by_libvirt(self) -> None:
@@ -217,6 +222,7 @@ class ProcessorTest(WarmTestCase):
             same = self.processor(cpu)
             self.assertEqual(same, self.processor(cpu))
             self.assertNotEqual(same, self.processor(cpu, '<model>A</model>'))
+            self.assertNotEqual(same, self.processor(cpu, qemu=11))
             with mock.patch('os.uname', return_value=mock.Mock(release='r', version='v')):
                 self.assertNotEqual(same, self.processor(cpu))
 
@@ -236,121 +242,55 @@ class ProcessorTest(WarmTestCase):
 class ChildTest(WarmTestCase):
     def test_images(self) -> None:
         record = self.make()
-        made = warm.fork(record, _CHILD)
-        self.assertEqual({storage.image_name(_CHILD, role) for role in ('root', 'ram')}, {*made})
+        made = warm.fork(record, CHILD)
+        self.assertEqual({storage.image_name(CHILD, role) for role in ('root', 'ram')}, {*made})
         for role in ('root', 'ram'):
-            info = image.info(self.path(_CHILD, role))
-            self.assertEqual(f'nova-warm-{_IMAGE}', info.base_snapshot)
-            self.assertEqual(os.path.basename(self.path(_PARENT, role)), info.base_filename)
-        self.assertEqual(sorted(made), warm.children(record))
+            info = image.info(self.path(CHILD, role))
+            self.assertEqual(f'nova-warm-{IMAGE}', info.base_snapshot)
+            self.assertEqual(os.path.basename(self.path(PARENT, role)), info.base_filename)
+        self.assertEqual(sorted(made), warm_end.children(record))
 
     def test_record_that_is_gone(self) -> None:
         record = self.make()
-        warm_records.forget(_IMAGE)
-        self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
-        self.assertEqual([], storage.find(_CHILD))
+        warm_records.forget(IMAGE)
+        self.assertRaises(warm.WarmUnfit, warm.fork, record, CHILD)
+        self.assertEqual([], storage.find(CHILD))
 
     def test_checkpoint_that_is_another(self) -> None:
         """Deleted by an administrator, and one of that name made since."""
         record = self.make()
-        path = self.path(_PARENT, 'root')
+        path = self.path(PARENT, 'root')
         image.snapshot_create(path, 'between')
         image.snapshot_delete(path, record.checkpoint)
         image.snapshot_create(path, record.checkpoint)
-        error = self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
+        error = self.assertRaises(warm.WarmUnfit, warm.fork, record, CHILD)
         self.assertIn('has not the checkpoint any more', str(error))
         image.snapshot_delete(path, record.checkpoint)
-        self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
+        self.assertRaises(warm.WarmUnfit, warm.fork, record, CHILD)
         self.checkpoints.names.discard(record.checkpoint)
-        self.assertEqual([], storage.find(_CHILD))
+        self.assertEqual([], storage.find(CHILD))
 
     def test_snapshot_without_a_state(self) -> None:
         record = self.make()
         self.checkpoints.names.discard(record.checkpoint)
-        error = self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
+        error = self.assertRaises(warm.WarmUnfit, warm.fork, record, CHILD)
         self.assertIn('has no state of the devices', str(error))
 
     def test_image_that_is_another(self) -> None:
         """Of one name, as after a restore."""
         record = self.make()
-        os.unlink(self.path(_PARENT, 'root'))
-        device.create(self.pool, storage.image_name(_PARENT, 'root'), _MIB * units.MIB)
-        image.snapshot_create(self.path(_PARENT, 'root'), record.checkpoint)
-        self.assertRaises(warm.WarmUnfit, warm.fork, record, _CHILD)
-        self.assertEqual([], storage.find(_CHILD))
+        os.unlink(self.path(PARENT, 'root'))
+        device.create(self.pool, storage.image_name(PARENT, 'root'), _MIB * units.MIB)
+        image.snapshot_create(self.path(PARENT, 'root'), record.checkpoint)
+        self.assertRaises(warm.WarmUnfit, warm.fork, record, CHILD)
+        self.assertEqual([], storage.find(CHILD))
 
     def test_second_image_that_cannot_be_made(self) -> None:
         record = self.make()
-        path = self.path(_CHILD, 'root')
+        path = self.path(CHILD, 'root')
         open(path, 'xb').close()
-        self.assertRaises(exception.ImageExists, warm.fork, record, _CHILD)
-        self.assertFalse(os.path.lexists(self.path(_CHILD, 'ram')))
-
-
-class ConditionTest(WarmTestCase):
-    def test_conditions(self) -> None:
-        record = self.make()
-        self.assertEqual('ready', warm.condition(record))
-        for values, words in (
-            ({'checksum': ''}, 'in the making'),
-            ({'is_orphaned': True}, 'parent deleted'),
-            ({'pool': _OTHER}, 'pool not there'),
-        ):
-            changed: dict[str, Any] = values
-            self.assertEqual(words, warm.condition(dataclasses.replace(record, **changed)))
-        image.snapshot_delete(self.path(_PARENT, 'ram'), record.checkpoint)
-        self.assertEqual('checkpoint gone', warm.condition(record))
-
-
-class RemovalTest(WarmTestCase):
-    def test_parent_that_is_off(self) -> None:
-        record = self.make()
-        warm.remove(record, None)
-        self.assertEqual([], self.snapshots('root') + self.snapshots('ram'))
-        self.assertEqual([], warm_records.find())
-
-    def test_children(self) -> None:
-        record = self.make()
-        made = warm.fork(record, _CHILD)
-        error = self.assertRaises(warm.WarmStays, warm.remove, record, None)
-        self.assertIn(f'what stands on it is {", ".join(sorted(made))}', str(error))
-        self.assertEqual([record], warm_records.find())
-        self.assertEqual([record.checkpoint], self.snapshots('ram'))
-        storage.discard(_CHILD, made)
-        warm.remove(record, None)
-        self.assertEqual([], self.snapshots('root') + self.snapshots('ram'))
-
-    def test_parent_that_was_deleted(self) -> None:
-        """Its images go with the last warm image."""
-        one, two = (self.make(name, is_orphaned=True) for name in (_IMAGE, _OTHER))
-        warm.remove(one, None)
-        self.assertEqual([two.checkpoint], self.snapshots('root'))
-        made = warm.fork(two, _CHILD)
-        self.assertRaises(warm.WarmStays, warm.remove, two, None)
-        self.assertEqual(2, len(storage.find(_PARENT)))
-        storage.discard(_CHILD, made)
-        warm.remove(two, None)
-        self.assertEqual([], storage.find(_PARENT))
-        self.assertEqual([], warm_records.find())
-
-    def test_what_was_cut_off(self) -> None:
-        """The service was killed before there was a checkpoint, or between its removal and that of
-        the record.
-        """
-        warm_records.put(self.record(checksum=''))
-        warm.remove(self.record(checksum=''), None)
-        self.assertEqual([], warm_records.find())
-        record = self.make()
-        image.snapshot_delete(self.path(_PARENT, 'ram'), record.checkpoint)
-        warm.remove(record, None)
-        self.assertEqual([], self.snapshots('root'))
-
-    def test_pool_that_is_not_there(self) -> None:
-        record = self.make()
-        os.rename(self.pool.path, f'{self.pool.path}-away')
-        error = self.assertRaises(warm.WarmStays, warm.remove, record, None)
-        self.assertIn('is not there', str(error))
-        self.assertEqual([record], warm_records.find())
+        self.assertRaises(exception.ImageExists, warm.fork, record, CHILD)
+        self.assertFalse(os.path.lexists(self.path(CHILD, 'ram')))
 
 
 class ClientTest(base.TestCase):

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from typing import Any
 from unittest import mock
 
+import fixtures
 from nova import exception as nova_exception
 
+from nova_pcow import conf as nova_conf
 from nova_pcow.common import flavor
+from nova_pcow.records import notes
 from nova_pcow.records import warm_records
 from nova_pcow.servers import storage
 from nova_pcow.warm_images import warm
@@ -30,6 +35,14 @@ class WarmBeginsTest(test_warm_servers.WarmServersTestCase):
             server = self.create()
         self.check_boots(server, 'the CPU that this host would give it is not that')
         self.assertNotIn(test_warm_servers.REVERT, self.done)
+
+    def test_parent_that_does_not_answer(self) -> None:
+        """Somebody gives up another checkpoint of it meanwhile, and its QEMU takes its time."""
+        self.useFixture(fixtures.MonkeyPatch('nova_pcow.records.warm_records._PATIENCE', 0.2))
+        with warm_records.lock(self.parent['id']):
+            server = self.create()
+        words = 'it cannot begin warm: the lock '
+        self.check_boots(server, words)
 
     def test_config_drive(self) -> None:
         """The guest has read another one, and would go on over it."""
@@ -55,15 +68,49 @@ class WarmBeginsTest(test_warm_servers.WarmServersTestCase):
         self.check_boots(server, 'it is too large')
 
     def test_qemu_keeps_nobody_waiting(self) -> None:
-        """Nova's other work goes on while it takes a checkpoint, or loads one."""
-        with mock.patch('nova.utils.tpool_wrap', side_effect=lambda found: found) as wrap:
-            self.create()
-        self.assertEqual(1, wrap.call_count)
-        with (
-            mock.patch('nova.utils.tpool_wrap', side_effect=ValueError('in a thread')),
-            self.assertLogs('nova_pcow.libvirt_driver.warm_starts', 'WARNING'),
+        """Nova's other work, all in one thread, goes on while it is asked."""
+        nova_conf.CONF.set_override('warm_images', 2, 'nova_pcow')
+        nova = threading.get_native_id()
+        asked, kept_waiting = set[str](), set[str]()
+
+        def qmp(_found: Any, command: str, **_words: Any) -> None:
+            (kept_waiting if threading.get_native_id() == nova else asked).add(command)
+
+        def processor(found: Any) -> str:
+            found.qmp('query-version')
+            return '<cpu/>'
+
+        def take(found: Any, name: str) -> None:
+            found.qmp('pcow-checkpoint-create')
+            self._take(found, name)
+
+        def delete(found: Any, name: str) -> None:
+            found.qmp('pcow-checkpoint-delete')
+            self._delete(found, name)
+
+        for name, new in (
+            ('pcow_driver.virt.domain.Domain.qmp', qmp),
+            ('nova_pcow.warm_images.warm.processor', processor),
+            ('pcow_driver.vm.checkpoint.take', take),
+            ('pcow_driver.vm.checkpoint.delete', delete),
         ):
-            self.assertRaises(ValueError, self.make, image_id=test_warm_servers.OTHER_IMAGE)
+            self.useFixture(fixtures.MonkeyPatch(name, new))
+        self.check_warm(self.create())
+        self.make(image_id=test_warm_servers.OTHER_IMAGE)
+        record = warm_records.get(test_warm_servers.OTHER_IMAGE)
+        assert record is not None
+        self.driver._drop(record)
+        self.assertIsNone(warm_records.get(test_warm_servers.OTHER_IMAGE))
+        self.assertEqual(set(), kept_waiting)
+        self.assertEqual(
+            {
+                'query-version',
+                'pcow-checkpoint-create',
+                'pcow-checkpoint-revert',
+                'pcow-checkpoint-delete',
+            },
+            asked,
+        )
 
 
 class WarmRefusedTest(test_warm_servers.WarmServersTestCase):
@@ -78,11 +125,16 @@ class WarmRefusedTest(test_warm_servers.WarmServersTestCase):
             self.assertIn('others would go on over another one', self.refused())
 
     def test_larger_than_the_flavor(self) -> None:
-        path = self.path(self.parent, 'root')
-        image.resize(path, image.info(path).virtual_size + 64 * units.MIB)
-        found = mock.Mock()
+        """Also if a resize has noted that it left it so: the server itself goes on with it."""
+        path, uuid = self.path(self.parent, 'root'), self.parent['id']
+        size = image.info(path).virtual_size + 64 * units.MIB
+        image.resize(path, size)
         wanted = flavor.of(self.instance(self.parent))
-        error = self.assertRaises(
-            exception.DeviceTooLarge, warm._check, found, self.parent['id'], wanted
-        )
-        self.assertIn('says that it holds', str(error))
+        for noted in (None, json.dumps({'root': size})):
+            if noted is not None:
+                notes.put(notes.GROWN, uuid, noted)
+                storage.check_sizes(uuid, wanted)
+            error = self.assertRaises(
+                exception.DeviceTooLarge, warm._check, mock.Mock(), uuid, wanted
+            )
+            self.assertIn('says that it holds', str(error))

@@ -154,6 +154,20 @@ class LocksTest(base.TestCase):
             self.assertRegex(line, f'^Waiting for the lock {file} since 0 s, .* process ')
             self.assertIn(f'process {self.other.pid} (', line)
 
+    def test_wait_that_ends(self) -> None:
+        """Of who can do without it; it is there for others as before."""
+        holder = self.keeper('removal-x')
+        error = self.assertRaises(
+            exception.LockHeld, locks.lock('removal-x', seconds=0.1).__enter__
+        )
+        self.assertIn(
+            f'{self.locks}/pcow-removal-x is not given up: process {holder.pid}', str(error)
+        )
+        holder.kill()
+        with locks.lock('removal-x', seconds=60):
+            self.assertTrue(locks.is_held('removal-x'))
+        self.assertEqual([], self.files())
+
     def test_wait_for_a_lock_in_a_pool(self) -> None:
         """Of a thread of this process."""
         said = self.waits(
