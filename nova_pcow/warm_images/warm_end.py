@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of warm images (:mod:`nova_pcow.warm_images.warm`): the checkpoint goes and, with the last
-one of a server that was deleted, the images of that.
+"""The end of warm images (:mod:`nova_pcow.warm_images.warm`): the checkpoint goes and, with the
+last one of a server that was deleted, the images of that.
 
 Nothing of Nova is imported: pcowctl removes warm images, too.
 """

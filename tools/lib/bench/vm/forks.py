@@ -59,8 +59,8 @@ def _turn(side: sides.Pcow, count: int) -> dict[str, float]:
         return (time.monotonic() - begun) * 1e3
 
     with contextlib.ExitStack() as stack:
-        # As many at a time as there are CPUs: more would only wait for one another. A QEMU ends with
-        # the thread that has started it, so the threads stay.
+        # As many at a time as there are CPUs: more would only wait for one another. A QEMU ends
+        # with the thread that has started it, so the threads stay.
         pool = stack.enter_context(futures.ThreadPoolExecutor(os.cpu_count()))
         begun = time.monotonic()
         answered = list(pool.map(fork, range(count)))
