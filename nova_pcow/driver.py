@@ -14,9 +14,10 @@ from typing import Any
 import nova.conf
 from oslo_log import log as logging
 
-from nova_pcow.libvirt_driver import domains
+from nova_pcow.libvirt_driver import persistent
 from nova_pcow.placement import inventory
 from nova_pcow.records import notes
+from nova_pcow.servers import persistence
 from nova_pcow.snapshots import suspension
 from pcow_driver.common import exception
 from pcow_driver.templates import template_cache
@@ -25,7 +26,7 @@ LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
 
 
-class PcowLibvirtDriver(domains.DomainLibvirtDriver):
+class PcowLibvirtDriver(persistent.PersistenceLibvirtDriver):
     """See :mod:`nova_pcow.driver`."""
 
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
@@ -49,6 +50,7 @@ class PcowLibvirtDriver(domains.DomainLibvirtDriver):
         self._delete_leftovers()
         self._drop_pending()
         self._interrupted = suspension.settle(self._host, suspension.interrupted(host))
+        persistence.expect(host, self._domain)
 
     def update_provider_tree(
         self, provider_tree: Any, nodename: str, allocations: Any = None

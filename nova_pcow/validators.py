@@ -38,6 +38,14 @@ def register() -> list[base.ExtraSpecValidator]:
             value={'type': bool, 'description': 'Whether the RAM is an image.'},
         ),
         base.ExtraSpecValidator(
+            name=flavor.PERSIST_SPEC,
+            description='Whether the server goes on where it was after a shutdown or a power '
+            'failure of its host, or a crash of its QEMU, without a boot. It needs pcow:ram, and '
+            'on its host pcow-protect.service, pcow-fixate.service and [DEFAULT] '
+            'resume_guests_state_on_host_boot.',
+            value={'type': bool, 'description': 'Whether the server goes on.'},
+        ),
+        base.ExtraSpecValidator(
             name=flavor.DATA_SPEC,
             description=f'Sizes of additional persistent memory devices, at most '
             f'{flavor.MAX_DATA_DEVICES}.',

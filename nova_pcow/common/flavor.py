@@ -32,7 +32,8 @@ DATA_SPEC = f'{PREFIX}data_mb'
 FORMAT_SPEC = f'{PREFIX}data_format'
 BUS_SPEC = f'{PREFIX}bus'  # a property of images as well
 RAM_SPEC = f'{PREFIX}ram'
-KNOWN_SPECS = (ROOT_SPEC, DATA_SPEC, FORMAT_SPEC, BUS_SPEC, RAM_SPEC)
+PERSIST_SPEC = f'{PREFIX}persist'
+KNOWN_SPECS = (ROOT_SPEC, DATA_SPEC, FORMAT_SPEC, BUS_SPEC, RAM_SPEC, PERSIST_SPEC)
 # in the system metadata of an instance, where Nova keeps the properties of its image
 _IMAGE_BUS = f'image_{BUS_SPEC}'
 FORMATS = ('none', 'ext4', 'xfs')
@@ -76,6 +77,7 @@ class PcowFlavor:
     required_traits: frozenset[str]  # that a pool must have, of those in this module
     bus: str = disk_xml.PMEM  # one of disk_xml.BUSES: how the guest sees the root
     ram_size: int | None = None  # None: its RAM is the host's
+    persists: bool = False  # goes on after the end of its host, or of its QEMU
 
     @property
     def root(self) -> bool:
@@ -279,7 +281,17 @@ def parse(flavor: Any, metadata: Mapping[str, str] | None = None) -> PcowFlavor:
     """
     extra_specs: Mapping[str, str] = flavor.extra_specs or {}
     name = str(flavor.name)
-    root, ram = (_is_true(name, extra_specs, key) for key in (ROOT_SPEC, RAM_SPEC))
+    root, ram, persists = (
+        _is_true(name, extra_specs, key) for key in (ROOT_SPEC, RAM_SPEC, PERSIST_SPEC)
+    )
+    if persists and not ram:
+        raise FlavorInvalid(
+            flavor=name,
+            reason=(
+                f'{PERSIST_SPEC} without {RAM_SPEC}: what its servers go on with is what is in '
+                f'their RAM, so that has to be an image'
+            ),
+        )
     data = _data_devices(name, extra_specs)
     traits = frozenset(
         match[1]
@@ -310,7 +322,7 @@ def parse(flavor: Any, metadata: Mapping[str, str] | None = None) -> PcowFlavor:
                 f'{"root, RAM" if ram else "root"} and data devices need'
             ),
         )
-    return PcowFlavor(name, root_size, data, traits, bus, ram_size)
+    return PcowFlavor(name, root_size, data, traits, bus, ram_size, persists)
 
 
 def of(instance: Any) -> PcowFlavor:

@@ -3,5 +3,5 @@
 
 Each module adds those of one concept to the one below: ``volumes``, ``snapshots``, ``warm_ends``,
 ``warm_starts``, ``resizes``, ``deletion``, ``live_arrivals``, ``live_migrations``, ``creation``,
-``moves`` and ``domains``. What they do is in the other packages.
+``moves``, ``domains`` and ``persistent``. What they do is in the other packages.
 """

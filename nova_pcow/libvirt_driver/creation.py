@@ -19,6 +19,7 @@ from nova_pcow.migration import leaving
 from nova_pcow.placement import claims
 from nova_pcow.placement import inventory
 from nova_pcow.servers import config
+from nova_pcow.servers import persistence
 from nova_pcow.servers import ram
 from nova_pcow.servers import rebuild as rebuild_module
 from nova_pcow.servers import storage
@@ -147,6 +148,8 @@ class CreationLibvirtDriver(live_migrations.LiveMigrationLibvirtDriver):
             )
         if wanted.has_ram:
             ram.check(instance.flavor, instance.image_meta)
+        if wanted.persists:
+            persistence.check(instance, instance.flavor, block_device_info)
         return self._root_source(context, instance, instance.image_ref)
 
     def _root_source(self, context: Any, instance: Any, image_id: str) -> storage.RootSource:

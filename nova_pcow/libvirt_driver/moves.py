@@ -25,6 +25,7 @@ from nova_pcow.placement import resize_claims
 from nova_pcow.placement import shared
 from nova_pcow.records import notes
 from nova_pcow.servers import config
+from nova_pcow.servers import persistence
 from nova_pcow.servers import ram
 from nova_pcow.servers import storage
 from pcow_driver.common import exception
@@ -64,6 +65,8 @@ class MoveLibvirtDriver(creation.CreationLibvirtDriver):
                 )
             if new.has_ram:
                 ram.check(flavor, instance.image_meta)
+            if new.persists:
+                persistence.check(instance, flavor, block_device_info)
             ram.check_no_checkpoints(instance.uuid)
             storage.check_complete(instance.uuid, old)
         arguments = (

@@ -27,6 +27,7 @@ from nova_pcow.placement import resize_claims
 from nova_pcow.servers import storage
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
+from pcow_driver.fixation import automatic
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import room
@@ -172,7 +173,11 @@ def check_no_checkpoints(uuid: str) -> None:
             )
         )
     there = [
-        one.name for one in snapshots if tree.is_checkpoint(one) and one.name != reserved.SUSPENDED
+        one.name
+        for one in snapshots
+        if tree.is_checkpoint(one)
+        and one.name != reserved.SUSPENDED
+        and not automatic.is_own(one.name)  # nobody misses those of a server that persists
     ]
     warm = [name for name in there if name.startswith(reserved.WARM_PREFIX)]
     if warm:

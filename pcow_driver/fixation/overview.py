@@ -14,6 +14,7 @@ from pcow_driver.common import exception
 from pcow_driver.fixation import automatic
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
+from pcow_driver.fixation import recover
 from pcow_driver.pools import registry
 from pcow_driver.virt import domain
 from pcow_driver.vm import tree
@@ -67,7 +68,7 @@ def _row(found: domain.Domain, has: policy.Policy) -> Row:
         last, problem = None, str(e)
     return Row(
         name=found.name,
-        state=_state(found, record) + (f'; {problem}' if problem else ''),
+        state=_state(found, record, has) + (f'; {problem}' if problem else ''),
         policy=has,
         outlives=_outlives(found),
         checkpoint='' if last is None else last.name,
@@ -76,13 +77,15 @@ def _row(found: domain.Domain, has: policy.Policy) -> Row:
     )
 
 
-def _state(found: domain.Domain, record: records.Record | None) -> str:
+def _state(found: domain.Domain, record: records.Record | None, has: policy.Policy) -> str:
     if found.active():
         return 'runs'
     if record is None:
         return 'off'
     if record.state is records.State.FAILED:
         return f'failed: {record.reason}'
+    if recover.is_left_to_owner(found, record, has):
+        return 'off' if record.run == has.over else f'ended, {has.owner} has it go on'
     return 'fixated' if record.state is records.State.FIXATED else 'ended, goes on'
 
 

@@ -36,6 +36,10 @@ class Policy:
     on_shutdown: str = FIXATE
     priority: int = 0  # of a fixation that has little time: the highest first
     guest_hook: bool = False  # the guest is told before and after it
+    # Of a domain that another program starts: which one, and the last run (of a record) that is
+    # over, so that nothing of it is gone on from. See :mod:`pcow_driver.fixation.owned`.
+    owner: str = ''
+    over: str = ''
 
     def check(self) -> None:
         """:raises UsageInvalid:"""
@@ -57,15 +61,15 @@ class Policy:
             )
 
     def to_xml(self) -> str:
-        element = ET.Element(
-            _TAG,
-            {
-                'interval': str(self.interval),
-                'on-shutdown': self.on_shutdown,
-                'priority': str(self.priority),
-                'guest-hook': _YES if self.guest_hook else _NO,
-            },
-        )
+        values = {
+            'interval': str(self.interval),
+            'on-shutdown': self.on_shutdown,
+            'priority': str(self.priority),
+            'guest-hook': _YES if self.guest_hook else _NO,
+            'owner': self.owner,
+            'over': self.over,
+        }
+        element = ET.Element(_TAG, {key: value for key, value in values.items() if value})
         return ET.tostring(element, encoding='unicode')
 
     @classmethod
@@ -78,6 +82,8 @@ class Policy:
                 on_shutdown=element.get('on-shutdown', FIXATE),
                 priority=int(element.get('priority', '0')),
                 guest_hook=_is_yes(element.get('guest-hook', _NO)),
+                owner=element.get('owner', ''),
+                over=element.get('over', ''),
             )
         except (exception.XmlInvalid, ValueError) as e:
             raise exception.UsageInvalid(reason=f'the protection {text}: {e}') from None
@@ -110,7 +116,7 @@ def put(found: domain.Domain, wanted: Policy) -> None:
     """Protect it from now on, and after each start.
 
     :raises UsageInvalid:
-    :raises DomainInvalid: its RAM is no image, or libvirt starts it by itself
+    :raises DomainInvalid: its RAM is no image, or libvirt starts it by itself, or Nova
     """
     wanted.check()
     if found.ram() is None:
@@ -122,6 +128,15 @@ def put(found: domain.Domain, wanted: Policy) -> None:
             ),
         )
     found.writable()
+    if not wanted.owner and found.metadata(libvirt_xml.NOVA_NAMESPACE) is not None:
+        raise exception.DomainInvalid(
+            domain=found.name,
+            reason=(
+                'it is a server of Nova, which starts it after a boot of the host, and it would '
+                'boot instead of going on: give it a flavor with pcow:persist=true (openstack '
+                'server resize)'
+            ),
+        )
     if found.autostart():
         raise exception.DomainInvalid(
             domain=found.name,
@@ -153,3 +168,20 @@ def remove(found: domain.Domain) -> None:
         records.check_mine(found.uuid)
         found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, None)
         records.forget(found.uuid)
+
+
+def write(found: domain.Domain, wanted: Policy | None) -> None:
+    """Of its owner, who has looked whether it can be: this and no more.
+
+    :param wanted: None: it is not protected, and has not to go on
+    """
+    text = None if wanted is None else wanted.to_xml()
+    found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, text)
+
+
+def in_definition(xml: str, wanted: Policy) -> str:
+    """The same of a domain that is about to be defined.
+
+    :raises XmlInvalid:
+    """
+    return libvirt_xml.with_metadata(xml, libvirt_xml.PROTECTION_NAMESPACE, wanted.to_xml())

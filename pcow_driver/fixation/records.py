@@ -43,6 +43,7 @@ from pcow_driver.common import locks
 _DIRECTORY = locks.PROTECTED
 _SUFFIX = '.json'
 _FIXATION = 'last-fixation'
+_MODE = 0o644  # services that start domains read it
 
 
 class State(enum.Enum):
@@ -83,6 +84,7 @@ class Record:
     reason: str = ''  # FAILED
     # Seconds since the epoch: a fixation of the host that did not go down, as it ran on for long
     outlived: float = 0.0
+    owner: str = ''  # of the policy
 
 
 _ANY = Record(State.RUNS)  # the types of its fields
@@ -191,7 +193,7 @@ def _fixation_path() -> str:
 def _replace(path: str, text: str) -> None:
     try:
         locks.own_directory(_DIRECTORY)
-        durable.replace(path, text)
+        durable.replace(path, text, mode=_MODE)
     except OSError as e:
         raise exception.StateInvalid(path=path, reason=str(e.strerror)) from None
 

@@ -185,7 +185,10 @@ def _wait_for_arrivals(found: list[Result]) -> None:
             one.arrival.join(max(0.0, end - time.monotonic()))
 
 
-def _unknown(uuid: str) -> Result:
+def _unknown(uuid: str) -> Result | None:
+    record = records.read(uuid)
+    if record is not None and record.owner:  # which may just be defining it anew
+        return None
     return Result(
         name=uuid,
         checkpoint='',
@@ -204,12 +207,28 @@ def _recover_if_off(uuid: str, name: str, *, failed: bool) -> Result | None:
         if wanted is None:
             records.forget(uuid)
             return None
+        if is_left_to_owner(found, record, wanted):
+            return None
         if is_to_stay_off(found, record):
             leave_off(found, wanted, record)
             return None
         if record.state is records.State.FAILED and not failed:
             return None
         return recover(found, record, wanted)
+
+
+def is_left_to_owner(found: domain.Domain, record: records.Record, wanted: policy.Policy) -> bool:
+    """Of a domain that is off, and that another program starts: whether it is that one's to have
+    it go on. After a boot of the host that alone knows how; before, only what was killed is surely
+    not just being started anew, or was fixated.
+    """
+    if not wanted.owner:
+        return False
+    if record.run == wanted.over or not runs.is_of_this_boot(record):
+        return True
+    if record.state in (records.State.RUNS, records.State.FIXATING):
+        return not (found.was_killed() or is_to_stay_off(found, record))
+    return False
 
 
 def is_to_stay_off(found: domain.Domain, record: records.Record) -> bool:
@@ -247,7 +266,7 @@ def leave_off(found: domain.Domain, wanted: policy.Policy, record: records.Recor
 
 def _start(found: domain.Domain, record: records.Record) -> records.Record:
     """:return: with the checkpoint that it is at"""
-    before, last = record.state, _last_moment(found, record)
+    before, last = record.state, last_moment(found, record)
     tries = 0 if before is records.State.FIXATED else record.tries + 1
     # Who is cut off from here on, or gives up, is followed by one who knows where it goes on.
     record = dataclasses.replace(
@@ -264,7 +283,7 @@ def _start(found: domain.Domain, record: records.Record) -> records.Record:
             ),
         )
     # Also after one that was cut off: somebody may have booted it since.
-    _keep_unsaved(found, last, first=tries <= 1 and not record.kept)
+    keep_unsaved(found, last, first=tries <= 1 and not record.kept)
     record = dataclasses.replace(record, kept=True)
     records.write(found.uuid, record)
     name = checkpoint.start_at(found, last or None, run=not record.paused)
@@ -312,7 +331,7 @@ def _arrive(name: str, wanted: policy.Policy) -> threading.Thread:
     return thread
 
 
-def _last_moment(found: domain.Domain, record: records.Record) -> str:
+def last_moment(found: domain.Domain, record: records.Record) -> str:
     """The checkpoint that it goes on from: no older one than of its last run, and no other branch.
 
     :return: its name; '': the one that it stands on when a QEMU has finished what the last one left
@@ -341,7 +360,7 @@ def _last_moment(found: domain.Domain, record: records.Record) -> str:
     return wanted
 
 
-def _keep_unsaved(found: domain.Domain, last: str, *, first: bool) -> None:
+def keep_unsaved(found: domain.Domain, last: str, *, first: bool) -> None:
     """What the NVDIMMs hold now, and no checkpoint does.
 
     :param first: it takes the place of that of before; those of one that ends again and again stay

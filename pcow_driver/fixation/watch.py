@@ -9,6 +9,8 @@ started at any time: all that it has to know is in the records.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Container
 import dataclasses
 import math
 import threading
@@ -35,6 +37,7 @@ _THREADS = 16  # domains at once, without those that hang
 _HANGS = 30.0  # seconds after which one is among these
 _END = 15.0  # seconds in which what is under way may come to its end
 _RETRY = 60.0  # seconds after a recovery that failed
+_GONE = 10.0  # seconds after which a domain that its owner has undefined has nothing to go on with
 _LONG = 600.0  # seconds after which a VM that ends did not do so for what it went on from
 _STAYS_UP = 1800.0  # seconds after a fixation, if systemd does not end the host then
 _TURN = 0.001  # seconds after which one may have come to its end
@@ -71,13 +74,14 @@ class Watch:
     def __init__(self) -> None:
         self._ended = False
         self._until = math.inf  # time.monotonic() until which something may begin
-        self._jobs: dict[str, _Job] = {}  # by name
+        self._jobs: dict[str, _Job] = {}  # by name, or the UUID of one that is gone
         self._busy: list[_Job] = []  # without those that hang
         self._runs: dict[str, tuple[int, str]] = {}  # libvirt's number and the run, by UUID
         self._armed: dict[str, tuple[str, str]] = {}  # run and policy
         self._due = due.Due()
         self._recovered: dict[str, float] = {}  # time.monotonic() of one that failed
         self._said: dict[str, str] = {}  # the last problem, by name
+        self._gone: dict[str, float] = {}  # time.monotonic() since when libvirt has none, by UUID
 
     def end(self) -> None:
         """What is under way comes to its end, unless it hangs."""
@@ -105,28 +109,50 @@ class Watch:
     def _look_at_all(self) -> None:
         try:
             with domain.connect() as connection:
-                names = domain.names_of_all(connection)
+                there = domain.names_by_uuid(connection)
             self._say('', '')
         except exception.LibvirtFailed as e:
             self._say('', str(e))
             self._runs.clear()  # it may begin anew with its numbers
             return
-        for name in names:
+        for name in there.values():
             job = self._jobs.get(name)
             if job is None or job.is_done():
-                self._begin(name)
-        for name in self._jobs.keys() - set(names):
+                self._begin(name, self._look_safely)
+        self._forget_gone(there)
+        for name in self._jobs.keys() - set(there.values()):
             if self._jobs[name].is_done():
                 del self._jobs[name]
 
-    def _begin(self, name: str) -> None:
+    def _forget_gone(self, there: Container[str]) -> None:
+        """What is known of domains that their owner has undefined: one that it defines anew boots,
+        or is somewhere else.
+        """
+        now = time.monotonic()
+        gone = [uuid for uuid in records.all_uuids() if uuid not in there]
+        self._gone = {uuid: self._gone.get(uuid, now) for uuid in gone}
+        for uuid, since in self._gone.items():
+            job = self._jobs.get(uuid)
+            if now >= since + _GONE and (job is None or job.is_done()):
+                self._begin(uuid, self._forget_safely)
+
+    def _forget_safely(self, uuid: str) -> None:
+        try:
+            with records.alone(uuid):
+                record = records.read(uuid)
+                if record is not None and record.owner:
+                    records.forget(uuid)
+        except exception.PcowError as e:
+            self._say(uuid, str(e))
+
+    def _begin(self, name: str, work: Callable[[str], None]) -> None:
         while len(self._busy) >= _THREADS:
             if time.monotonic() >= self._until:
                 return
             time.sleep(_TURN)
             self._busy = [job for job in self._busy if not job.is_done() and not job.hangs()]
         # It ends with the process: all that it knows is in the records.
-        thread = threading.Thread(target=self._look_safely, args=(name,), daemon=True)
+        thread = threading.Thread(target=work, args=(name,), daemon=True)
         job = self._jobs[name] = _Job(thread, time.monotonic())
         self._busy.append(job)
         thread.start()
@@ -154,10 +180,20 @@ class Watch:
             record = records.read(found.uuid)
             if wanted is None:
                 self._let_go(found)
-            elif found.active():
-                self._look_at_active(found, wanted, record)
-            else:
+            elif not found.active():
                 self._look_at_off(found, wanted, record)
+            elif not self._is_just_started(found, wanted, record):
+                self._look_at_active(found, wanted, record)
+
+    @staticmethod
+    def _is_just_started(
+        found: domain.Domain, wanted: policy.Policy, record: records.Record | None
+    ) -> bool:
+        """Whether its owner is about to have it run."""
+        if not wanted.owner or found.running():
+            return False
+        recovers = record is not None and record.state is records.State.RECOVERING
+        return not (recovers or found.has_run())
 
     def _let_go(self, found: domain.Domain) -> None:
         """It is not protected any more."""
@@ -195,11 +231,11 @@ class Watch:
             return
         if self._ended:
             return
-        self._note(found, record)
+        self._note(found, record, wanted)
         self._take_if_due(found, wanted, records.read(found.uuid) or record)
         self._arm(found, wanted.on_shutdown)
 
-    def _note(self, found: domain.Domain, record: records.Record) -> None:
+    def _note(self, found: domain.Domain, record: records.Record, wanted: policy.Policy) -> None:
         """What is true of it now."""
         runs_for_long = time.time() - record.since > _LONG
         records.write(
@@ -210,6 +246,7 @@ class Watch:
                 paused=found.paused_on_purpose(),
                 tries=0 if runs_for_long else record.tries,
                 outlived=self._outlived_by(record),
+                owner=wanted.owner,
             ),
         )
 
@@ -230,6 +267,8 @@ class Watch:
             return
         if record.state is records.State.FIXATED and runs.is_of_this_boot(record):
             return  # the host is yet to go down, or somebody wants it so
+        if recover.is_left_to_owner(found, record, wanted):
+            return
         if recover.is_to_stay_off(found, record):
             recover.leave_off(found, wanted, record)
         elif not self._ended and self._may_recover(found):

@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import os
+import time
 from typing import Any
 
 from oslo_log import log as logging
@@ -34,6 +35,10 @@ from pcow_driver.virt import qemu_process
 LOG = logging.getLogger(__name__)
 
 _QEMU = 'QEMU'  # who answers
+# QEMU's words while a checkpoint is taken, and seconds that it may take until it is durable, or in
+# which the guest stands; a VM that was reverted and is paused may do so for good.
+_WAITS = {'is being taken: wait': 30.0, 'is being taken, or': 1.0}
+_RETRY = 0.05
 
 Image = libvirt_xml.Nvdimm | disk_xml.Disk
 
@@ -239,6 +244,14 @@ class Domain:
             libvirt.VIR_DOMAIN_SHUTOFF_FROM_SNAPSHOT,
         )
 
+    def was_killed(self) -> bool:
+        """Of one that is off: whether libvirt has seen its QEMU end by itself. False: also if it
+        does not know, as one that was defined anew, or since libvirt was started.
+        """
+        libvirt = _import('libvirt')
+        _state, reason = self._domain.state()
+        return bool(reason == libvirt.VIR_DOMAIN_SHUTOFF_CRASHED)
+
     def metadata(self, namespace: str, *, live: bool = False) -> str | None:
         """The element of this namespace in its definition, without that; None: there is none.
 
@@ -346,11 +359,23 @@ class Domain:
         raise exception.DomainInvalid(domain=self.name, reason=reason)
 
     def qmp(self, command: str, **arguments: str | int) -> Any:
-        """Run a QMP command and return what it returns.
+        """Run a QMP command and return what it returns. One that has to wait for a checkpoint is
+        given again: who takes that may be another user, whose lock keeps nobody out.
 
         :raises QmpFailed: QEMU refused it
         :raises ToolOutputInvalid: that is no answer: its guest may have taken it over
         """
+        begun = time.monotonic()
+        while True:
+            try:
+                return self._qmp(command, **arguments)
+            except exception.QmpFailed as e:
+                waits = [seconds for words, seconds in _WAITS.items() if words in str(e)]
+                if not waits or time.monotonic() >= begun + waits[0]:
+                    raise
+            time.sleep(_RETRY)
+
+    def _qmp(self, command: str, **arguments: str | int) -> Any:
         request: dict[str, Any] = {'execute': command}
         if arguments:
             request['arguments'] = arguments

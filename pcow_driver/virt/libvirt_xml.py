@@ -20,6 +20,7 @@ QEMU_NAMESPACE = 'http://libvirt.org/schemas/domain/qemu/1.0'
 # libvirt has no element for it; the hook (etc/libvirt/hooks/qemu.d/pcow) reads this one.
 _RAM_NAMESPACE = 'urn:pcow:domain'
 PROTECTION_NAMESPACE = 'urn:pcow:protection'  # of pcow_driver.fixation
+NOVA_NAMESPACE = 'http://openstack.org/xmlns/libvirt/nova/1.1'  # of the domains of Nova
 DAMAGE_NAMESPACE = 'urn:pcow:damage'  # of pcow_driver.health.notices
 _RAM = f'{{{_RAM_NAMESPACE}}}ram'
 ET.register_namespace('pcow', _RAM_NAMESPACE)
@@ -209,6 +210,23 @@ def ram_metadata(path: str) -> ET.Element:
     if not os.path.isabs(path):
         raise exception.XmlInvalid(reason=f'the image path {path} is not absolute')
     return ET.Element(_RAM, path=path)
+
+
+def with_metadata(domain_xml: str, namespace: str, element: str) -> str:
+    """A definition with this element in its metadata, in place of one of this namespace.
+
+    :param element: without namespace
+    :raises XmlInvalid:
+    """
+    root, added = parse(domain_xml), parse(element)
+    metadata = root.find('metadata')
+    if metadata is None:
+        metadata = ET.SubElement(root, 'metadata')
+    for item in metadata.findall(f'{{{namespace}}}*'):
+        metadata.remove(item)
+    added.tag = f'{{{namespace}}}{added.tag}'
+    metadata.append(added)
+    return to_string(root)
 
 
 def add_ram(domain: ET.Element, path: str) -> None:

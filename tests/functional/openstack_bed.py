@@ -62,7 +62,7 @@ class Bed:
             if settings is None:
                 raise AssertionError('it keeps no settings')
             self.settings = settings
-            machine = allinone.AllInOne(settings)
+            self.machine = machine = allinone.AllInOne(settings)
             self.api = machine.api
             self.api.log_in()
             self.hosts = hosts.Hosts(machine)

@@ -2,8 +2,11 @@
 """nova_pcow on a real OpenStack, with real guests that check their own data."""
 
 import contextlib
+import os
 from pathlib import Path
 import re
+import signal
+import time
 import unittest
 
 from pcow_driver.common import exception
@@ -11,6 +14,7 @@ from pcow_driver.common import units
 from pcow_driver.virt import disk_xml
 from tests.functional import long
 from tests.functional import openstack_bed
+from tests.functional import openstack_persist
 from tests.functional import openstack_volumes
 from tests.functional import openstack_warm
 from tests.functional import server_session
@@ -340,6 +344,114 @@ class OpenStackTest(Case):
             f'request to the first output of the guest: {heard:.2f} s; parent deleted, '
             f'{again:.2f} s; one that boots {booted:.2f} s\n',
         )
+
+    def persist(self) -> openstack_persist.Persist:
+        on = openstack_persist.Persist(self.bed)
+        self.addCleanup(on.stop_watch)
+        on.start_watch()
+        return on
+
+    def test_servers_that_go_on(self) -> None:
+        """After a kill of QEMU, and after a boot of their host."""
+        on = self.persist()
+        server = on.create('persists')
+        begun = time.time()
+        boot, seconds = server.wait_alive(lambda _boot, _seconds: True)
+        on.wait_checkpoint(server, begun)
+        (guest,) = on.guests()
+        os.kill(guest, signal.SIGKILL)
+        servers.wait('another QEMU', lambda: True if on.guests() not in ([], [guest]) else None)
+        boot, seconds = on.check_goes_on(server, boot, lambda now: now >= seconds)
+        on.shut_down()
+        on.boot()
+        on.check_goes_on(server, boot, lambda now: now >= seconds)
+        self.assertEqual(('Success', ''), on.event(server))
+        row = on.row(server)
+        assert row is not None
+        self.assertEqual('runs', row['state'])
+        server.delete()
+        self.assertEqual([], self.bed.pool_images())
+        servers.wait('end of its record', lambda: True if not on.records() else None)
+
+    @long.only_long
+    def test_servers_that_go_on_after_other_ends_of_their_host(self) -> None:
+        """With a config drive and a volume, which the guest has as before."""
+        on = self.persist()
+        server = on.create('ends', config_drive=True)
+        on.attach_volume(server)
+        boot, seconds = server.wait_alive(lambda _boot, _seconds: True)
+        on.shut_down_by_signals()
+        on.boot()
+        boot, seconds = on.check_goes_on(server, boot, lambda now: now >= seconds)
+        self.assertEqual(('Success', ''), on.event(server))
+        on.wait_checkpoint(server, time.time())
+        on.cut_power()
+        on.boot()
+        boot, seconds = on.check_goes_on(server, boot, lambda now: now >= seconds)
+        self.assertEqual('in-use', on.volume_status())
+        # what cannot go on
+        on.shut_down()
+        on.delete_checkpoints(server)
+        on.boot()
+        server.wait_status('ERROR')
+        self.assertIn('reboot it hard, and it boots', server.fault('go_on'))
+        self.assertEqual([], on.guests())
+        server.act('reboot', {'type': 'HARD'})
+        servers.wait('boot', lambda: True if server.show()['status'] == 'ACTIVE' else None)
+        server.wait_alive(lambda one, _seconds: one != boot)
+        self.assertIn('that stays as checkpoint', server.fault('reboot'))
+        server.delete()
+        on.delete_volume()
+        self.assertEqual([], self.bed.pool_images())
+
+    @long.only_long
+    def test_what_a_user_does_with_a_server_that_goes_on(self) -> None:
+        on = self.persist()
+        server = on.create('used')
+        boot, _seconds = server.wait_alive(lambda _boot, _seconds: True)
+        for action, values, status in (
+            ('pause', None, 'PAUSED'),
+            ('unpause', None, 'ACTIVE'),
+            ('suspend', None, 'SUSPENDED'),
+            ('resume', None, 'ACTIVE'),
+        ):
+            server.act(action, values)
+            server.wait_status(status)
+            time.sleep(2)  # the loop has looked
+        on.check_goes_on(server, boot, lambda _seconds: True)
+        self.assertIsNotNone(on.row(server))
+        for action, values, status, is_protected in (
+            ('reboot', {'type': 'HARD'}, 'ACTIVE', True),
+            ('os-stop', None, 'SHUTOFF', False),
+            ('os-start', None, 'ACTIVE', True),
+            ('rescue', None, 'RESCUE', False),
+            ('unrescue', None, 'ACTIVE', True),
+        ):
+            server.act(action, values)
+            server.wait_status(status)
+            self.assertEqual(is_protected, on.row(server) is not None, action)
+            if status == 'ACTIVE':
+                boot, _seconds = server.wait_alive(lambda one, _seconds, was=boot: one != was)
+        # fixated by hand, and not started again: Nova waits
+        begun = time.time()
+        on.wait_checkpoint(server, begun)
+        self.assertEqual([''], [row['problem'] for row in on.pcowctl('host', 'fixate')])
+        time.sleep(20)  # Nova looks 15 s after the end of a guest
+        server.wait_status('ACTIVE')
+        self.assertEqual([], on.guests())
+        self.assertEqual([''], [row['problem'] for row in on.pcowctl('host', 'recover')])
+        on.check_goes_on(server, boot, lambda _seconds: True)
+        # or given up
+        on.pcowctl('host', 'fixate')
+        server.act('os-stop')
+        server.wait_status('SHUTOFF')
+        self.assertEqual([], on.pcowctl('host', 'recover'))
+        self.assertIn('its next start is a boot', server.fault('stop'))
+        server.act('os-start')
+        server.wait_status('ACTIVE')
+        server.wait_alive(lambda one, _seconds: one != boot)
+        server.create_image('of-one-that-goes-on')
+        server.wait_status('ACTIVE')
 
     def test_life_cycle_of_a_volume(self) -> None:
         cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)

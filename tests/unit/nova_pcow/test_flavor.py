@@ -90,7 +90,7 @@ class KnownTest(base.BaseTestCase):
             'the flavor f cannot be used: it has the property pcow:rooot, which does not exist '
             '(pcow:root is near): remove it '
             '(openstack flavor unset --property pcow:rooot f) and set the one that is meant; there '
-            'are pcow:root, pcow:data_mb, pcow:data_format, pcow:bus, pcow:ram',
+            'are pcow:root, pcow:data_mb, pcow:data_format, pcow:bus, pcow:ram, pcow:persist',
             str(error),
         )
 

@@ -363,8 +363,12 @@ class AllInOne:
         :param ready: words of its log by which it works again
         :raises PcowError: it does not run, or does not start
         """
-        (agent,) = (agent for agent in self.services.agents() if agent.name == name)
         self.processes.kill(name, name)
+        self.start_agent(name, ready)
+
+    def start_agent(self, name: str, ready: str) -> None:
+        """One of the first node that does not run, as :meth:`kill_and_start` does."""
+        (agent,) = (agent for agent in self.services.agents() if agent.name == name)
         log = self.processes.log(name)
         begin = log.stat().st_size
         command = self.services.agent_command(agent)

@@ -21,6 +21,7 @@ from tools.lib.openstack_aio import ssh
 from tools.lib.quickstart import libvirtd
 from tools.lib.quickstart import teardown
 
+_BESIDE = ('nova-compute', 'cinder-volume')  # what runs in its namespaces, too
 _REAPER = Path(__file__).with_name('reaper.py')
 
 
@@ -66,7 +67,8 @@ class ComputeNode:
         self._settings.instances.mkdir(exist_ok=True)
         self.ssh.prepare()
         # After a crash it comes back to the node that is there.
-        beside = self._processes.pid(self.service('nova-compute'))
+        others = (self._processes.pid(self.service(one)) for one in _BESIDE)
+        beside = next((pid for pid in others if pid is not None), None)
         launcher = _namespaces(beside) if beside is not None else ('unshare', '--mount', '--uts')
         self.libvirtd.install_hook()
         process = self.libvirtd.start(

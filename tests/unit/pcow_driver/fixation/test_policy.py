@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Through libvirt's test driver."""
 
+import dataclasses
+
 from pcow_driver.common import exception
 from pcow_driver.fixation import policy
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_xml
 from tests.unit import libvirt_node
 from tests.unit.pcow_driver import base
 
@@ -29,6 +32,32 @@ class PolicyTest(base.TestCase):
             self.assertEqual('/no/such-ram.pcow', found.ram())  # the other metadata are there
             policy.remove(found)
             self.assertIsNone(policy.get(found))
+
+    def test_of_an_owner(self) -> None:
+        """He writes it as he starts the domain; an administrator may change what is not his."""
+        wanted = policy.Policy(owner='nova-compute', over='boot/7-1')
+        with domain.connect() as connection:
+            found = domain.Domain(connection, 'vm')
+            policy.write(found, wanted)
+            self.assertEqual(wanted, policy.get(found))
+            policy.change(found, interval='30s')
+            self.assertEqual(dataclasses.replace(wanted, interval=30), policy.get(found))
+            policy.write(found, None)
+            self.assertIsNone(policy.get(found))
+            for before in (policy.Policy(), wanted):  # it was defined with
+                xml = policy.in_definition(found.definition(), before)
+                domain.Domain.define(connection, policy.in_definition(xml, wanted))
+            self.assertEqual(wanted, policy.get(found))
+            self.assertEqual('/no/such-ram.pcow', found.ram())
+
+    def test_server_of_nova(self) -> None:
+        with domain.connect() as connection:
+            found = domain.Domain(connection, 'vm')
+            found.set_metadata(libvirt_xml.NOVA_NAMESPACE, 'nova', '<instance/>')
+            error = self.assertRaises(exception.DomainInvalid, policy.change, found)
+            self.assertIn('pcow:persist=true', str(error))
+            policy.write(found, policy.Policy(owner='nova-compute'))
+            policy.change(found, priority=2)
 
     def test_what_is_none(self) -> None:
         with domain.connect() as connection:

@@ -402,6 +402,28 @@ class RecoveryTest(RecoveryCase):
         with mock.patch.object(boot_id, 'current', new=lambda: 'a later one'):
             self.check_forgotten(since=before)
 
+    def test_of_an_owner(self) -> None:
+        """After a boot of the host he has it go on; before, who asks for it."""
+        self.domains('web1')
+        self.keep_unsaved()
+        self.policy = policy.Policy(owner='nova-compute')
+        here = f'{boot_id.current()}/1-1'
+        fixated = records.Record(State.FIXATED, run='otherboot/1-1', checkpoint=self.last)
+        entered.enter(recorded.UUID, fixated)
+        self.assertEqual([], recover.recover_all(failed=True))
+        self.policy = policy.Policy(owner='nova-compute', over=here)
+        entered.enter(recorded.UUID, dataclasses.replace(fixated, run=here))
+        self.assertEqual([], recover.recover_all())
+        self.assertEqual(([], State.FIXATED), (self.reverted, self.record().state))
+        self.policy = policy.Policy(owner='nova-compute')
+        (done,) = recover.recover_all()
+        self.assertEqual(self.last, done.checkpoint)
+
+    def test_of_an_owner_who_has_undefined_it(self) -> None:
+        self.begin(mock.patch.object(domain, 'names_by_uuid', new=lambda _none: {}))
+        records.write('gone', records.Record(State.RUNS, owner='nova-compute'))
+        self.assertEqual([], recover.recover_all())
+
     def check_forgotten(self, **fields: Any) -> None:
         """It has run, and was shut down: it is to stay off."""
         records.write(recorded.UUID, records.Record(State.RUNS, **fields))
@@ -434,7 +456,7 @@ class RecoveryTest(RecoveryCase):
 
     def test_a_guest_whose_agent_never_answers(self) -> None:
         """Nobody waits for it, its own VM included."""
-        self.begin(mock.patch.object(recover, '_keep_unsaved'))
+        self.begin(mock.patch.object(recover, 'keep_unsaved'))
         self.domains('web1', 'web2')
         hanging, released = self.hang(), list[str]()
 
@@ -452,7 +474,7 @@ class RecoveryTest(RecoveryCase):
         self.assertEqual((['web1', 'web2'], ['web2']), (sorted(released), self.arrived))
 
     def test_one_that_hangs(self) -> None:
-        self.begin(mock.patch.object(recover, '_keep_unsaved'))
+        self.begin(mock.patch.object(recover, 'keep_unsaved'))
         self.domains('web1', 'web2')
         hanging = self.hang()
 
@@ -467,7 +489,7 @@ class RecoveryTest(RecoveryCase):
         self.assertIn('not done in time', done['web1'].problem)
 
     def test_one_of_which_an_answer_makes_no_sense(self) -> None:
-        self.begin(mock.patch.object(recover, '_keep_unsaved'))
+        self.begin(mock.patch.object(recover, 'keep_unsaved'))
         self.domains('web1', 'web2')
 
         def start_at(found: domain.Domain, name: str, *, run: bool) -> str:
@@ -501,7 +523,7 @@ class UnfinishedTest(RecoveryCase):
     def setUp(self) -> None:
         super().setUp()
         self.begin(mock.patch.object(tree, 'checkpoints', new=_CHECKPOINTS))
-        self.begin(mock.patch.object(recover, '_keep_unsaved'))
+        self.begin(mock.patch.object(recover, 'keep_unsaved'))
 
     def leave(self, mark: str, *, current: bool = True, state: int = 500) -> None:
         """The image that is the RAM, and who stands on what there."""

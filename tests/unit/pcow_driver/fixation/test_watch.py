@@ -38,6 +38,7 @@ class _Domain:
         self.is_active, self.is_running, self.on_purpose = True, True, False
         self.is_paused = self.is_saved = False
         self.starts, self.cut_off = False, False
+        self.was_run, self.killed = True, True
         self.run, self.asked = 1, list[tuple[str, dict[str, str]]]()
         self.policy: policy.Policy | None = policy.Policy(interval=1)
         self.copied = [0, 7]  # pages of each image; QEMU is asked for them
@@ -80,6 +81,12 @@ class _Domain:
 
     def stopped_on_purpose(self) -> bool:
         return self.on_purpose
+
+    def has_run(self) -> bool:
+        return self.was_run
+
+    def was_killed(self) -> bool:
+        return self.killed
 
 
 class WatchTest(base.TestCase):
@@ -428,7 +435,7 @@ class WatchTest(base.TestCase):
             (watch, '_END', 0.1),
             (watch, 'PERIOD', 0.1),
             (watch.Watch, 'look', look),
-            (domain, 'names_of_all', lambda _none: [*several, 'last']),
+            (domain, 'names_by_uuid', lambda _none: {name: name for name in (*several, 'last')}),
             (domain, 'connect', contextlib.nullcontext),
             (domain, 'Domain', lambda _none, name: name),
         ):
@@ -438,6 +445,85 @@ class WatchTest(base.TestCase):
         loop = threading.Thread(target=self.watch.run, daemon=True)
         loop.start()
         return loop, done
+
+    def owned(self, **fields: Any) -> None:
+        """Another program starts it."""
+        self.found.policy = policy.Policy(interval=1, owner='nova-compute', **fields)
+
+    def test_of_an_owner_off(self) -> None:
+        """Only what was killed goes on without him, before the host is started again."""
+        self.owned()
+        self.found.is_active = False
+        here, before = runs.current(self.found), 'otherboot/7-1'
+        for state, run, killed, purpose, expected in (
+            (State.RUNS, here, True, False, ['recover']),
+            (State.RUNS, here, False, False, []),
+            (State.FIXATING, here, True, False, ['recover']),
+            (State.RECOVERING, here, False, True, ['recover']),
+            (State.FIXATED, here, False, True, []),
+            (State.RUNS, before, True, False, []),
+            (State.FIXATED, before, False, False, []),
+            # his start has failed
+            (State.FIXATED, before, False, True, []),
+            (State.RUNS, before, False, True, []),
+        ):
+            self.now += 100
+            self.found.killed, self.found.on_purpose = killed, purpose
+            self.enter(state, run=run)
+            self.assertEqual((expected, state), (self.look(), self.state()), f'{state} {run}')
+        self.enter(State.RUNS, run=here)
+        self.found.killed, self.found.on_purpose = False, True
+        self.assertEqual(([], None), (self.look(), self.state()))
+        self.owned(over=here)  # he has started it since, and nobody saw that
+        self.enter(State.RUNS, run=here)
+        self.found.killed, self.found.on_purpose = True, False
+        self.assertEqual(([], State.RUNS), (self.look(), self.state()))
+
+    def test_of_an_owner_who_starts_it(self) -> None:
+        """What it goes on with stays known until it runs, and is of another run from then on."""
+        self.owned()
+        self.enter(State.FIXATED, run='otherboot/7-1', checkpoint='c')
+        self.found.is_running = self.found.was_run = False
+        self.found.is_paused = True
+        self.assertEqual(([], State.FIXATED), (self.look(), self.state()))
+        self.found.was_run = True  # it is paused by somebody
+        self.assertEqual(([], State.RUNS), (self.look(), self.state()))
+        self.found.is_running, self.found.is_paused = True, False
+        self.assertEqual(['take'], self.look())
+        found = records.read(UUID)
+        assert found is not None
+        self.assertEqual((runs.current(self.found), 'nova-compute'), (found.run, found.owner))
+
+    def test_of_an_owner_whose_recovery_was_cut_off(self) -> None:
+        self.owned()
+        self.enter(State.RECOVERING, run=runs.current(self.found), kept=True)
+        self.found.is_running = self.found.was_run = False
+        self.found.cut_off = True
+        self.assertEqual(['finish'], self.look())
+
+    def test_of_an_owner_who_has_undefined_it(self) -> None:
+        """Not at once; and what is pcow's own stays until its owner has looked."""
+        connect = mock.patch('pcow_driver.virt.domain.connect', new=contextlib.nullcontext)
+        known: dict[str, str] = {}
+        names = mock.patch('pcow_driver.virt.domain.names_by_uuid', new=lambda _none: known)
+        with connect, names:
+            for owner, there, seconds, expected in (
+                ('', {}, 100, State.RUNS),
+                ('nova-compute', {}, 9, State.RUNS),
+                ('nova-compute', {UUID: 'web1'}, 100, State.RUNS),
+                ('nova-compute', {}, 11, None),
+            ):
+                known.clear()
+                known.update(there)
+                self.enter(State.RUNS, owner=owner)
+                self.watch._gone.clear()
+                with mock.patch.object(watch.Watch, 'look'), mock.patch.object(domain, 'Domain'):
+                    self.watch._look_at_all()
+                    self.now += seconds
+                    self.watch._look_at_all()
+                    self.watch._until = self.now + 10
+                    self.watch._wait()
+                self.assertEqual(expected, self.state(), f'{owner} {seconds}')
 
     def test_nothing_begins_when_it_ends(self) -> None:
         self.enter(State.RUNS)
@@ -450,7 +536,9 @@ class WatchTest(base.TestCase):
         self.enter(State.RUNS)
         self.found.is_active, self.found.on_purpose = False, True
         self.watch.end()
-        names = mock.patch('pcow_driver.virt.domain.names_of_all', new=lambda _none: ['web1'])
+        names = mock.patch(
+            'pcow_driver.virt.domain.names_by_uuid', new=lambda _none: {UUID: 'web1'}
+        )
         connect = mock.patch('pcow_driver.virt.domain.connect', new=contextlib.nullcontext)
         lookup = mock.patch('pcow_driver.virt.domain.Domain', new=lambda *_: self.found)
         with names, connect, lookup:

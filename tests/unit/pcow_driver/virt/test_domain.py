@@ -5,6 +5,7 @@ The connection here is a stand-in that records what it is told; real libvirt and
 tests/functional.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -272,6 +273,22 @@ class DomainTest(base.TestCase):
         for value in wrong:
             recorded.reply = {'return': value}
             self.assertRaises(exception.ToolOutputInvalid, found.snapshot_delete, 's1')
+
+    def test_while_another_user_takes_a_checkpoint(self) -> None:
+        """It waits, and not without end."""
+        said = 'another checkpoint of the VM is being taken: wait until that has ended'
+        refusal = json.dumps({'error': {'class': 'GenericError', 'desc': said}})
+        _recorded, found = self._domain(active=True)
+        monitor = mock.Mock(side_effect=[refusal, refusal, '{"return": {}}'])
+        with (
+            mock.patch.object(sys.modules['libvirt_qemu'], 'qemuMonitorCommand', new=monitor),
+            mock.patch.object(domain, '_RETRY', new=0.001),
+        ):
+            found.snapshot_create('s1')
+            self.assertEqual(3, monitor.call_count)
+            monitor.side_effect = itertools.repeat(refusal)
+            with mock.patch.object(domain, '_WAITS', new={'is being taken: wait': 0.01}):
+                self.assertRaises(exception.QmpFailed, found.snapshot_create, 's1')
 
     def process_of(self, *words: str, **more: Any) -> subprocess.Popen[str]:
         process = subprocess.Popen(
