@@ -34,6 +34,7 @@ _NAME = re.compile(rf'(?:{PERIODIC}|{FIXATION})\d{{8}}T\d{{9}}Z')
 MINUTES, HOURS = 6, 24  # the last one of each of so many is kept
 # With an interval of AUTO: seconds, and the part of the time that checkpoints may take.
 MIN_INTERVAL = 10.0
+MAX_INTERVAL = 300.0  # also of a guest that pays more: it would lose more than it spares
 SHARE = 0.03
 # Seconds that a guest takes for a page which is copied as it stores to it, traps and all, if it
 # stores at random to many: under TCG, "tools/bench persist".
@@ -55,16 +56,16 @@ def seconds_between(wanted: policy.Policy, durable: int, copied: int = 0) -> flo
 
     With AUTO at most ``SHARE`` of all time is what a checkpoint takes: until it is durable, of
     which its flushes are most, and what the guest stands behind it, as it stores to what that
-    keeps.
+    keeps; but five minutes are enough for any.
 
     :param durable: ns that the last one took until then
-    :param copied: pages that were copied behind it until now
+    :param copied: pages that were copied behind it until now, for whatever reason
     """
     if wanted.interval == policy.OFF:
         return None
     if isinstance(wanted.interval, int):
         return float(wanted.interval)
-    return max(MIN_INTERVAL, (durable / 1e9 + copied * COPY) / SHARE)
+    return min(MAX_INTERVAL, max(MIN_INTERVAL, (durable / 1e9 + copied * COPY) / SHARE))
 
 
 def copied(found: domain.Domain) -> int:

@@ -44,7 +44,7 @@ class Due:
         if wanted.interval != policy.AUTO:
             return True
         # what it has cost the guest until now is what it costs at least
-        if now < last.taken + last.seconds:
+        if last.run == record.run and now < last.taken + last.seconds:
             return False
         failed, last.failed = last.failed, now
         last.now_copied = automatic.copied(found)

@@ -18,6 +18,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import interrupt
 from pcow_driver.fixation import at_signal
 from pcow_driver.fixation import automatic
+from pcow_driver.fixation import guests
 from pcow_driver.fixation import parallel
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
@@ -27,7 +28,6 @@ from pcow_driver.virt import guest_hook
 
 LOG = logging.getLogger(__name__)
 
-_GUEST_SECONDS = 2.0  # for its own work before it: a battery may be what there is
 _LATE = 'it was not done in time; pcow-protect.service has it run on, or: virsh resume'
 
 
@@ -54,7 +54,6 @@ def fixate(found: domain.Domain) -> Result:
     """
     begun = time.monotonic_ns()
     with domain.errors(), records.alone(found.uuid):
-        _tell_guest(found)
         record = _begin(found)
         try:
             found.suspend()  # what is stored behind the checkpoint would be lost
@@ -72,17 +71,6 @@ def fixate(found: domain.Domain) -> Result:
     return Result(
         name=found.name, checkpoint=name, time=time.monotonic_ns() - begun, durable=durable
     )
-
-
-def _tell_guest(found: domain.Domain) -> None:
-    """If it wants to know, and can. It is fixated whatever it says."""
-    wanted = policy.get(found)
-    if wanted is None or not wanted.guest_hook or not found.running():
-        return
-    try:
-        found.run_guest_hook(guest_hook.Event.FIXATE, seconds=_GUEST_SECONDS)
-    except (exception.GuestHookFailed, exception.ToolOutputInvalid) as e:
-        LOG.warning('%s', e)
 
 
 def finish(found: domain.Domain) -> None:
@@ -167,14 +155,20 @@ def fixate_all(names: Sequence[str], deadline: float | None = None) -> Iterator[
     end = None if deadline is None else time.monotonic() + deadline
     if names:
         _note()
+    told, back = guests.tell(names, guest_hook.Event.FIXATE), []
     for name, done in parallel.each(names, lambda name: _fixate(name, end), end):
         if isinstance(done, Result):
-            yield done
-            continue
-        if done is not None:
-            known = isinstance(done, exception.PcowError)
-            LOG.error('%s is not fixated: %s', name, done, exc_info=None if known else done)
-        yield Result(name=name, checkpoint='', time=0, problem=_LATE if done is None else str(done))
+            result = done
+        else:
+            if done is not None:
+                known = isinstance(done, exception.PcowError)
+                LOG.error('%s is not fixated: %s', name, done, exc_info=None if known else done)
+            problem = _LATE if done is None else str(done)
+            result = Result(name=name, checkpoint='', time=0, problem=problem)
+        if result.problem and name in told:
+            back.append(name)
+        yield result
+    guests.tell(back, guest_hook.Event.RECOVERED)
 
 
 def _note() -> None:

@@ -17,10 +17,14 @@ import math
 import time
 from typing import Any
 
+from oslo_log import log as logging
+
 from pcow_driver.common import exception
 from pcow_driver.common import text
 from pcow_driver.images import model
 from pcow_driver.virt import libvirt_xml
+
+LOG = logging.getLogger(__name__)
 
 PATH = '/etc/qemu/pcow-hook'
 _AGENT = 'the guest agent'
@@ -51,16 +55,20 @@ class Bindings:
 def run(
     name: str, domain: Any, bindings: Bindings, event: Event, *words: str, seconds: float
 ) -> None:
-    """Have it run, and wait for its end.
+    """Have it run, and wait for its end; the guest's clock is put right before, unless it is told
+    of a fixation.
 
     :param domain: virDomain of a guest that runs
     :param words: further arguments
-    :param seconds: for all of it
+    :param seconds: for all of it; libvirt may wait some more for an agent that has stopped
     :raises GuestHookFailed: it was not run, or has not ended well by then
     """
     if not libvirt_xml.has_agent_channel(domain.XMLDesc(0)):
         raise exception.GuestHookFailed(domain=name, reason=_NO_AGENT)
     asked = _Agent(name, domain, bindings, time.monotonic() + seconds)
+    asked.ask('guest-ping', {}, again=True)
+    if event is not Event.FIXATE:
+        asked.set_clock()
     begun = asked.ask(
         'guest-exec', {'path': PATH, 'arg': [event.value, *words], 'capture-output': True}
     )
@@ -92,9 +100,16 @@ class _Agent:
         self._name, self._domain, self._end = name, domain, end
         self._libvirt, self._qemu = bindings.libvirt, bindings.libvirt_qemu
 
-    def ask(self, command: str, arguments: dict[str, Any]) -> model.Reader:
-        """Again and again while it is not there yet: that of a guest which has just gone on comes
-        a moment later.
+    def set_clock(self) -> None:
+        """It may not be allowed to, or have no program for the other clock."""
+        try:
+            self.ask('guest-set-time', {'time': time.time_ns()})
+        except exception.GuestHookFailed as e:
+            LOG.warning('Its clock may be wrong: %s', e)
+
+    def ask(self, command: str, arguments: dict[str, Any], *, again: bool = False) -> model.Reader:
+        """:param again: while it is not there: that of a guest which has just gone on comes a
+        moment later, and may have done before what it is asked for a second time
         """
         request = json.dumps({'execute': command, 'arguments': arguments})
         why = 'it does not end'
@@ -106,7 +121,7 @@ class _Agent:
                 raise exception.ToolOutputInvalid(tool=_AGENT, reason=f'{command}: {e}') from None
             except self._libvirt.libvirtError as e:
                 why = str(e)
-                if e.get_error_code() != self._libvirt.VIR_ERR_AGENT_UNRESPONSIVE:
+                if not again or e.get_error_code() != self._libvirt.VIR_ERR_AGENT_UNRESPONSIVE:
                     raise self._failed(why) from None
             time.sleep(_PERIOD)
         raise self._failed(f'it was not done in time ({why})')

@@ -151,9 +151,10 @@ def _command(found: machine.Machine, command: str, name: str) -> Any:
     """:raises DomainInvalid: RAM is an image in the XML, and not in QEMU"""
     try:
         return found.qmp(command, name=name)
-    except exception.QmpFailed:
+    except exception.QmpFailed as e:
         ram = found.ram()
-        if ram is not None and not _has_open(found, ram):
+        # without a class nobody has answered
+        if e.details.get('error_class') and ram is not None and not _has_open(found, ram):
             raise exception.DomainInvalid(
                 domain=found.name,
                 reason=(

@@ -129,16 +129,9 @@ def _fork(
             made.qmp('pcow-checkpoint-revert')
         took = time.monotonic_ns() - begun
         if with_hook:
-            stack.callback(_end, made)
-            made.arrive()
             made.run_guest_hook(guest_hook.Event.FORKED, child, made.uuid, seconds=_GUEST_SECONDS)
         stack.pop_all()
     return model.Forked(name=child, images=tuple(images.values()), time=took)
-
-
-def _end(made: domain.Domain) -> None:
-    with interrupt.clearing_up():
-        made.destroy()
 
 
 def _unlink(path: str) -> None:

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example of the documentation as it stands: forks of a warm interpreter, without libvirt."""
 
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
 import re
+import signal
 import subprocess
 import sys
 
@@ -53,6 +58,18 @@ class SandboxTest(libvirt_vm.HostTestCase):
             re.findall(r'^job (\d+): (\d+) after', done.stdout, re.MULTILINE),
         )
         self.assertEqual(before, sorted(path.name for path in pool.iterdir()))
+        self.assertEqual([], self.processes(str(pool)))
+
+    @staticmethod
+    def processes(word: str) -> list[bytes]:
+        """Command lines of the QEMUs that have it in theirs."""
+        found = []
+        for path in Path('/proc').glob('[0-9]*/cmdline'):
+            with contextlib.suppress(OSError):
+                text = path.read_bytes()
+                if b'qemu-system' in text and word.encode() in text:
+                    found.append(text)
+        return found
 
     def spec(self, name: str) -> process.Spec:
         paths = [self.host.place.image_path(word) for word in (f'{name}-ram', name)]
@@ -84,6 +101,14 @@ class SandboxTest(libvirt_vm.HostTestCase):
                 with self.assertRaises(exception.ImageExists):
                     process.fork(vm, 'two', 'child', str(directory / 'other'))
                 checkpoint.take(child, 'own')
+                with process.fork(child, 'own', 'grand', str(directory / 'grand')) as grand:
+                    pass
+                other = process.Process(child.spec, child.directory)
+                with self.assertRaisesRegex(exception.DomainInvalid, 'a QEMU has'):
+                    other.start()
+            with self.assertRaises(exception.ImageHasChildren):
+                process.delete_images(child)
+            process.delete_images(grand)
             process.delete_images(child)
             checkpoint.delete(vm, 'one')
             vm.end()
@@ -94,6 +119,44 @@ class SandboxTest(libvirt_vm.HostTestCase):
             self.assertRaises(exception.DomainInvalid, vm.start)
         self.assertFalse(vm.active())
         checkpoint.delete(vm, 'two')
+
+    def test_directory_of_somebody_else(self) -> None:
+        directory = self.host.directory / 'others'
+        directory.mkdir()
+        (directory / 'log').symlink_to(self.host.directory / 'precious')
+        with process.Process(self.spec('others'), str(directory)) as vm:
+            self.assertRaises(exception.DomainInvalid, vm.start)
+            directory.chmod(0o777)
+            with self.assertRaisesRegex(exception.DomainInvalid, 'only this user'):
+                vm.start()
+        self.assertFalse((self.host.directory / 'precious').exists())
+
+    def test_what_two_cannot_share(self) -> None:
+        spec = dataclasses.replace(self.spec('shared'), arguments=('-netdev', 'user,id=n'))
+        directory = self.host.directory / 'shared'
+        with process.Process(spec, str(directory / 'parent')) as vm:
+            vm.start()
+            checkpoint.take(vm, 'one')
+            with self.assertRaisesRegex(exception.DomainInvalid, '-netdev'):
+                process.fork(vm, 'one', 'two', str(directory / 'two'))
+            with process.fork(vm, 'one', 'two', str(directory / 'two'), spec.arguments) as child:
+                self.assertTrue(child.active())
+            process.delete_images(child)
+
+    def test_answer_that_is_late(self) -> None:
+        """The next command is answered, whatever became of the one before."""
+        with process.Process(self.spec('late'), str(self.host.directory / 'late')) as vm:
+            vm.start()
+            assert vm._process is not None and vm._qmp is not None
+            vm._qmp._socket.settimeout(0.5)
+            os.kill(vm._process.pid, signal.SIGSTOP)
+            try:
+                self.assertRaises(exception.QmpFailed, checkpoint.take, vm, 'late')
+            finally:
+                os.kill(vm._process.pid, signal.SIGCONT)
+            tree.checkpoints(vm)
+            checkpoint.take(vm, 'next')
+            self.assertIn('next', [one.name for one in tree.checkpoints(vm)])
 
     def test_qemu_does_not_start(self) -> None:
         spec = self.spec('broken')

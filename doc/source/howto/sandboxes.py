@@ -67,6 +67,28 @@ def job(parent: process.Process, number: int, directory: str) -> tuple[str, floa
         process.delete_images(child)
 
 
+def run(parent: process.Process, given: argparse.Namespace, directory: str) -> None:
+    with parent:
+        parent.start()
+        with Console(parent.console) as console:
+            console.wait(given.ready)
+            console.ask('python3 -iq', '>>> ')
+            console.ask('squares = [n * n for n in range(100000)]', '>>> ')
+        taken = checkpoint.take(parent, 'warm')
+        print(f'warm; the guest stood for {taken.pause / 1e6:.1f} ms')
+        begun = time.monotonic()
+        workers = futures.ThreadPoolExecutor(os.cpu_count())
+        try:
+            for number, (result, took) in enumerate(
+                workers.map(lambda number: job(parent, number, directory), range(given.jobs))
+            ):
+                print(f'job {number}: {result} after {took:.0f} ms')
+        finally:
+            workers.shutdown(cancel_futures=True)  # those that run come to their end
+        print(f'{given.jobs} jobs in {time.monotonic() - begun:.1f} s')
+        checkpoint.delete(parent, 'warm')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('pool')
@@ -89,25 +111,12 @@ def main() -> None:
         arguments=(*('-kernel', given.kernel, '-initrd', given.initrd), *('-append', given.append)),
         accelerator=given.accelerator,
     )
-    with tempfile.TemporaryDirectory(prefix='pcow-') as directory:
-        with process.Process(spec, os.path.join(directory, 'warm')) as parent:
-            parent.start()
-            with Console(parent.console) as console:
-                console.wait(given.ready)
-                console.ask('python3 -iq', '>>> ')
-                console.ask('squares = [n * n for n in range(100000)]', '>>> ')
-            taken = checkpoint.take(parent, 'warm')
-            print(f'warm; the guest stood for {taken.pause / 1e6:.1f} ms')
-            begun = time.monotonic()
-            with futures.ThreadPoolExecutor(os.cpu_count()) as workers:
-                for number, (result, took) in enumerate(
-                    workers.map(lambda number: job(parent, number, directory), range(given.jobs))
-                ):
-                    print(f'job {number}: {result} after {took:.0f} ms')
-            print(f'{given.jobs} jobs in {time.monotonic() - begun:.1f} s')
-            checkpoint.delete(parent, 'warm')
-    for name in ('warm', 'warm-ram'):
-        pool.delete_image(name)
+    try:
+        with tempfile.TemporaryDirectory(prefix='pcow-') as directory:
+            run(process.Process(spec, os.path.join(directory, 'warm')), given, directory)
+    finally:
+        for name in ('warm', 'warm-ram'):
+            pool.delete_image(name)
 
 
 if __name__ == '__main__':

@@ -76,6 +76,7 @@ class ScheduleTest(base.TestCase):
             (policy.AUTO, 15 * 10**6, 10**4, 10.0),
             (policy.AUTO, 3 * 10**9, 0, 100.0),
             (policy.AUTO, 3 * 10**9, 300_000, 170.0),
+            (policy.AUTO, 3 * 10**9, 10**9, 300.0),
         ):
             found = automatic.seconds_between(policy.Policy(interval=interval), durable, copied)
             self.assertEqual(seconds, found if found is None else round(found, 6))

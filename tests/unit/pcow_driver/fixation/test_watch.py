@@ -317,7 +317,10 @@ class WatchTest(base.TestCase):
         self.assertEqual((['take'], 3), (self.look(), self.found.queries))
         self.now += 10.1  # none since
         self.assertEqual((['take'], 4), (self.look(), self.found.queries))
-        self.found.run, self.found.copied = 2, [0, 0]  # it counts anew
+        self.found.copied[0] += 10**9
+        self.now += 10.1
+        self.assertEqual([], self.look())
+        self.found.run, self.found.copied = 2, [0, 0]  # it counts anew, whatever the last one paid
         self.now += 10.1
         self.assertEqual(['take'], self.look())
 

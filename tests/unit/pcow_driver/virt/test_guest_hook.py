@@ -32,8 +32,10 @@ class _Bindings:
     libvirtError = _Error  # noqa: N815
     VIR_ERR_AGENT_UNRESPONSIVE = _UNRESPONSIVE
 
-    def __init__(self, answers: list[Any]) -> None:
+    def __init__(self, answers: list[Any], before: list[Any] | None = None) -> None:
+        """:param before: what it says of ping and clock, until it says yes"""
         self.answers, self.asked = answers, list[dict[str, Any]]()
+        self.before = before or []
         self.timeouts: list[int] = []
         self.xml = _CHANNEL.format('disconnected')
 
@@ -45,15 +47,20 @@ class _Bindings:
     ) -> str:
         self.asked.append(json.loads(request))
         self.timeouts.append(seconds)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if self.asked[-1]['execute'] in ('guest-ping', 'guest-set-time'):
+            answer: Any = self.before.pop(0) if self.before else {}
+        else:
+            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
         return answer if isinstance(answer, str) else json.dumps({'return': answer})
 
 
 class GuestHookTest(base.TestCase):
-    def call(self, *answers: Any, seconds: float = 5.0) -> _Bindings:
-        found = _Bindings([*answers])
+    def call(
+        self, *answers: Any, seconds: float = 5.0, before: list[Any] | None = None
+    ) -> _Bindings:
+        found = _Bindings([*answers], before)
         self.bindings = found
         guest_hook.run(
             'web1',
@@ -72,14 +79,16 @@ class GuestHookTest(base.TestCase):
 
     def test_it_ends_well(self) -> None:
         done = {'exited': True, 'exitcode': 0}
-        found = self.call(_Error(_UNRESPONSIVE), {'pid': 7}, {'exited': False}, done)
+        before = [_Error(_UNRESPONSIVE), {}, _Error(_FAILED)]  # the clock is worth no failure
+        found = self.call({'pid': 7}, {'exited': False}, done, before=before)
         self.assertEqual(
-            [*['guest-exec'] * 2, *['guest-exec-status'] * 2],
+            [*['guest-ping'] * 2, *('guest-set-time', 'guest-exec'), *['guest-exec-status'] * 2],
             [request['execute'] for request in found.asked],
         )
+        self.assertAlmostEqual(time.time(), found.asked[2]['arguments']['time'] / 1e9, delta=60)
         self.assertEqual(
             {'path': '/etc/qemu/pcow-hook', 'arg': ['forked', 'web2'], 'capture-output': True},
-            found.asked[0]['arguments'],
+            found.asked[3]['arguments'],
         )
         self.assertEqual({'pid': 7}, found.asked[-1]['arguments'])
         self.assertTrue(all(0 < seconds <= 5 for seconds in found.timeouts))
@@ -100,15 +109,18 @@ class GuestHookTest(base.TestCase):
     def test_it_is_not_run(self) -> None:
         said = self.fails(_Error(_FAILED, 'Failed to execute child process: No such file'))
         self.assertIn('No such file', said)
-        self.assertEqual(1, len(self.bindings.asked))
+        self.assertEqual(3, len(self.bindings.asked))
+        self.fails(_Error(_UNRESPONSIVE, 'it has gone'))  # it may have run: not again
+        self.assertEqual(3, len(self.bindings.asked))
 
     def test_nobody_answers(self) -> None:
         begun = time.monotonic()
-        for answers in (
-            (_Error(_UNRESPONSIVE, 'it is not connected'),),
-            ({'pid': 7}, {'exited': False}),
-        ):
-            self.assertIn('not done in time', self.fails(*answers, seconds=0.3))
+        self.assertIn('not done in time', self.fails({'pid': 7}, {'exited': False}, seconds=0.3))
+        away = [_Error(_UNRESPONSIVE, 'it is not connected')] * 999
+        said = self.assertRaises(
+            exception.GuestHookFailed, self.call, {'pid': 7}, seconds=0.3, before=away
+        )
+        self.assertIn('not done in time (it is not connected)', str(said))
         self.assertLess(time.monotonic() - begun, 5)
 
     def test_no_channel(self) -> None:
