@@ -19,7 +19,7 @@ from tests.functional import checkpoint_case
 from tests.functional import images
 from tests.functional import vm_state
 
-SECONDS = float(os.environ.get('PCOW_RANDOM_SECONDS', '25'))
+SECONDS = float(os.environ.get('PCOW_RANDOM_SECONDS', '15'))
 _MOST_VMS, _MOST_CHECKPOINTS = 6, 4
 _KILL_SECONDS = 0.03  # in which a command comes to its end
 _KILLED_FORKS = 0.4  # part of them
