@@ -14,6 +14,19 @@ TOP = Path(__file__).resolve().parents[2]
 PACKAGES = {
     'cinder_pcow',
     'nova_pcow',
+    *(
+        f'nova_pcow/{name}'
+        for name in (
+            'common',
+            'libvirt_driver',
+            'migration',
+            'placement',
+            'records',
+            'servers',
+            'snapshots',
+            'warm_images',
+        )
+    ),
     'pcow_driver',
     *(
         f'pcow_driver/{name}'
