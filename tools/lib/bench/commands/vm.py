@@ -268,7 +268,7 @@ def _forks(result: dict[str, Any]) -> list[table.Table]:
                     count,
                     f'of the pool, {text}',
                     f'{_spread(turns, f"{when}_taken", "MiB", units.MIB)}, {share:.2f} of its '
-                    'pages that were stored to',
+                    'pages that traps brought in',
                     _judged(share, _SHARE, f'at most {_SHARE}'),
                 )
             )
