@@ -28,6 +28,7 @@ from pcow_driver.virt import guest_hook
 
 LOG = logging.getLogger(__name__)
 
+_GUESTS = 0.1  # of a deadline, for what guests do themselves
 _LATE = 'it was not done in time; pcow-protect.service has it run on, or: virsh resume'
 
 
@@ -155,7 +156,8 @@ def fixate_all(names: Sequence[str], deadline: float | None = None) -> Iterator[
     end = None if deadline is None else time.monotonic() + deadline
     if names:
         _note()
-    told, back = guests.tell(names, guest_hook.Event.FIXATE), []
+    share = guests.SECONDS if deadline is None else min(guests.SECONDS, deadline * _GUESTS)
+    told, back = guests.tell(names, guest_hook.Event.FIXATE, share), []
     for name, done in parallel.each(names, lambda name: _fixate(name, end), end):
         if isinstance(done, Result):
             result = done

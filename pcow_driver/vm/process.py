@@ -111,12 +111,17 @@ class Process:
         """
         if not self.active():
             raise exception.DomainInvalid(domain=self.name, reason='it is off')
-        if self._qmp is None:  # the last answer did not come in time
-            self._qmp = self._connect()
         try:
+            if self._qmp is None:  # the last answer did not come in time
+                self._qmp = self._connect()
             return self._qmp.run(command, **arguments)
-        except exception.QmpFailed as e:
-            if not e.details.get('error_class'):
+        except OSError as e:
+            raise exception.QmpFailed(
+                command=command, error_class='', description=f'QEMU cannot be reached: {e.strerror}'
+            ) from None
+        except BaseException as e:
+            # what comes now would be taken for the answer to the next command
+            if not (isinstance(e, exception.QmpFailed) and e.details.get('error_class')):
                 self._close()
             raise
 
@@ -361,7 +366,7 @@ def delete_images(child: Process) -> None:
 
 def _delete(path: str) -> None:
     """:raises PoolInvalid: it is in none"""
-    directory, file = os.path.split(path)
+    directory, file = os.path.split(os.path.abspath(path))
     pool_module.open_directory(directory).delete_image(file.removesuffix(names.IMAGE_SUFFIX))
 
 

@@ -95,7 +95,7 @@ def _turn(
     )
     check = f'! test -e /tmp/after && test "$(head -c 1 /tmp/fill)" = {letter}'
     found = side.checkpoint(vm)
-    if side.reverts:
+    if isinstance(side, sides.InPlace):
         vm.run('echo after > /tmp/after', _COMMAND_SECONDS)
         begun = time.monotonic()
         side.revert(vm)

@@ -47,7 +47,6 @@ class Side(abc.ABC):
 
     title: str
     words = ''  # for the guest's kernel
-    reverts = True  # in place, which keeps the process
     files: tuple[Path, ...]  # what it stores to
 
     def __init__(self, directory: Path, guest: quickstart_guest.Guest, case: Case) -> None:
@@ -91,16 +90,19 @@ class Side(abc.ABC):
     def restart(self) -> console.Guest:
         """A QEMU that goes on from the checkpoint, and has been entered."""
 
-    def revert(self, vm: console.Guest) -> None:
-        """In place."""
-        raise NotImplementedError
-
     @abc.abstractmethod
     def delete(self, vm: console.Guest) -> None:
         """The checkpoint."""
 
 
-class Pcow(Side):
+class InPlace(Side):
+    """It goes back in the same process."""
+
+    @abc.abstractmethod
+    def revert(self, vm: console.Guest) -> None: ...
+
+
+class Pcow(InPlace):
     title = 'pcow'
 
     def __init__(
@@ -185,7 +187,7 @@ class _Disk(Side):
         return ('-object', f'memory-backend-memfd,id=ram,share=on,size={self.case.memory}M')
 
 
-class Savevm(_Disk):
+class Savevm(_Disk, InPlace):
     title = 'savevm'
 
     def _monitor(self, vm: console.Guest, line: str) -> None:
@@ -218,7 +220,6 @@ class Savevm(_Disk):
 class _Migrated(_Disk):
     """Migrated to a file; the disk is of the same moment by an internal snapshot."""
 
-    reverts = False
     capability: str
 
     def __init__(self, directory: Path, guest: quickstart_guest.Guest, case: Case) -> None:
