@@ -49,12 +49,13 @@ extern "C" {
 #define PCOW_UUID_SIZE 16
 
 /*
- * Options, and what is told of an image, a map or a check, grow at their end from one version to the
- * next. The caller passes the size that it was compiled with, in the functions that end in _sized:
- * options that it does not know are 0, and what it has no room for it is not told. The functions
- * without _sized do that by themselves; they are no symbols of the library, so that who binds it
- * without a compiler calls the others. -E2BIG: the program is newer than the library, and asks for
- * what that does not know. The other structures do not change before the library's number does.
+ * Options, and what is told of an image, a map or a check, grow at their end from one version to
+ * the next. The caller passes the size that it was compiled with, in the functions that end in
+ * _sized: options that it does not know are 0, and what it has no room for it is not told. The
+ * functions without _sized do that by themselves; they are no symbols of the library, so that who
+ * binds it without a compiler calls the others. -E2BIG: the program is newer than the library, and
+ * asks for what that does not know. The other structures do not change before the library's number
+ * does.
  */
 struct pcow_error {
     int code;                                  /* negative errno */

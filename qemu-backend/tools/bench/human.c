@@ -77,7 +77,8 @@ static void print_row(const struct row *row)
 {
     char limit[TIME_LENGTH], raw[TIME_LENGTH], raw_p99[TIME_LENGTH], paper[TIME_LENGTH],
         pcow[TIME_LENGTH], pcow_p99[TIME_LENGTH], pcow_p999[TIME_LENGTH], cold[TIME_LENGTH],
-        bare[TIME_LENGTH], bare_p99[TIME_LENGTH], ratio[TIME_LENGTH], limit_ratio[TIME_LENGTH], paper_ratio[TIME_LENGTH];
+        bare[TIME_LENGTH], bare_p99[TIME_LENGTH], ratio[TIME_LENGTH], limit_ratio[TIME_LENGTH],
+        paper_ratio[TIME_LENGTH];
 
     printf("%-30s %3u %-6s %9s %9s %9s %9s %9s %9s %9s %9s %10s %9s %8s %8s %8s  ", row->name,
            row->threads, row->engine, format_time(row->limit_ns, limit),
@@ -131,7 +132,8 @@ void print_table(const struct bench *bench)
         printf("rows beside qcow2 were left out: %s\n\n", bench->qcow2_problem);
     }
     printf("%-30s %3s %-6s %9s %9s %9s %9s %9s %9s %9s %9s %10s %9s %8s %8s %8s  %s\n", "row",
-           "thr", "engine", "limit", "bare trap", "bare p99", "raw", "raw p99", "paper", "pcow", "pcow p99",
+           "thr", "engine", "limit", "bare trap", "bare p99", "raw",
+           "raw p99", "paper", "pcow", "pcow p99",
            "pcow p99.9", "pcow cold", "/limit", "/raw", "paper/", "target");
     for (size_t i = 0; i < bench->row_count; i++) {
         print_row(&bench->rows[i]);
