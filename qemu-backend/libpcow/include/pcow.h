@@ -562,6 +562,12 @@ int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write
  */
 int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write,
                      struct pcow_error *error);
+/*
+ * Would pcow_map_prepare() have nothing to do for a store to this page? An emulator asks this for
+ * each store that its own page table has not, which is most often the case. False is no promise
+ * that it would trap. Lock-free, async-signal-safe.
+ */
+bool pcow_map_can_store(const pcow_map *map, uint64_t offset);
 
 /*
  * Wait until nobody is about to map the range anew. A system call that loads from it may have

@@ -84,6 +84,13 @@ int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write
     return prepare(map, offset, length, write, false, error);
 }
 
+bool pcow_map_can_store(const pcow_map *map, uint64_t offset)
+{
+    return offset < map->size && !is_short_of_space(map, 1)
+           && page_set_has(&map->slabs[offset >> SLAB_BITS].writable,
+                           (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
+}
+
 int pcow_map_trap(pcow_map *map, uint64_t offset, bool write)
 {
     struct interrupts interrupts;

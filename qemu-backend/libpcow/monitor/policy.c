@@ -62,12 +62,6 @@ enum policy_keep policy_keep(const struct policy_seen *seen, unsigned count, boo
                                                                         : POLICY_KEEP_NOT;
 }
 
-struct range policy_let_in(const struct policy_seen *seen, struct range window, bool copied)
-{
-    return copied || window.count > seen->cluster || seen->dense ? window
-                                                                 : (struct range){seen->page, 1};
-}
-
 bool policy_fills_window(const struct policy_seen *seen, struct range window)
 {
     return window.first == seen->page && window.count > seen->cluster;

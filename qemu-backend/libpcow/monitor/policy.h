@@ -70,13 +70,6 @@ enum policy_keep {
 enum policy_keep policy_keep(const struct policy_seen *seen, unsigned count, bool copied,
                              bool again);
 
-/*
- * Which of them can be accessed without another trap, in a slab that is kept: all of what was
- * copied; else the one that is stored to, as a guest that uses more of them is none for such a
- * slab.
- */
-struct range policy_let_in(const struct policy_seen *seen, struct range window, bool copied);
-
 /* Is the window a sequence's next one, all of which is to be in the page table? */
 bool policy_fills_window(const struct policy_seen *seen, struct range window);
 

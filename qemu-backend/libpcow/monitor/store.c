@@ -147,13 +147,14 @@ static void populate(struct pcow_map *map, uint64_t guest_slab, const struct pol
 
 /* The window is own and mapped. What is not in the page table yet? */
 static int fill(struct pcow_map *map, uint64_t guest_slab, const struct policy_seen *seen,
-                struct range range, bool copied)
+                struct range range)
 {
     if (!slab_is_kept(&map->slabs[guest_slab].status)) {
         populate(map, guest_slab, seen, range);
         return 0;
     }
-    range = policy_let_in(seen, range, copied);
+    if (!policy_fills_window(seen, range))
+        range = (struct range){seen->page, 1};
     return slab_keeper(map, guest_slab)->page_ready(map, guest_slab, range.first, range.count);
 }
 
@@ -229,7 +230,7 @@ int resolve_store(struct pcow_map *map, uint64_t guest_slab, unsigned page)
         return layout_map_slab(map, guest_slab);
     ret = layout_map_own(map, guest_slab, range.first, range.count);
     if (!ret)
-        ret = fill(map, guest_slab, &seen, range, copied > 0);
+        ret = fill(map, guest_slab, &seen, range);
     if (ret)
         return ret;
     ahead_served(map, guest_slab, copied > 0, again && slab->grown == 1);

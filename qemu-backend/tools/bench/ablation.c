@@ -21,7 +21,6 @@ static const char *const guesses[] = {
     "neighbours",   /* a page brings those beside it into the page table */
     "anew",         /* a slab that has become own is mapped as one */
     "keep",         /* a slab stays one mapping of which pages are let in (engine minor) */
-    "let-in",       /* all that was copied is let in */
     "hot",          /* hot slabs are copied whole in the background */
     "job",          /* the thread prepares the rest of slabs, and touches their source */
     "guess",        /* the thread touches the source of slabs that may follow */
@@ -101,13 +100,6 @@ REPLACE(enum policy_keep, policy_keep, const struct policy_seen *seen, unsigned 
         bool again)
 {
     return without("keep") ? POLICY_KEEP_NOT : REAL(policy_keep)(seen, count, copied, again);
-}
-
-REPLACE(struct range, policy_let_in, const struct policy_seen *seen, struct range window,
-        bool copied)
-{
-    return without("let-in") ? (struct range){seen->page, 1}
-                             : REAL(policy_let_in)(seen, window, copied);
 }
 
 REPLACE(bool, policy_is_hot, unsigned faults, unsigned own, unsigned share)

@@ -196,6 +196,29 @@ static void test_kernel_access_after_resolve(void **state)
     }
 }
 
+static void test_what_can_be_stored_to(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine)
+    {
+        pcow_image *image = must_create(scratch("top.pcow"), 4 * MIB, 0, NULL);
+        pcow_map *map = must_map_by(image, engine, 0);
+
+        assert_false(pcow_map_can_store(map, MIB));
+        MUST(pcow_map_prepare(map, MIB, 1, true, &error));
+        assert_true(pcow_map_can_store(map, MIB + 4095));
+        assert_false(pcow_map_can_store(map, 3 * MIB));
+        /* The next store has to copy. */
+        MUST(pcow_snapshot_create(image, "s", &error));
+        assert_false(pcow_map_can_store(map, MIB));
+        assert_false(pcow_map_can_store(map, 4 * MIB));
+        assert_false(pcow_map_can_store(map, UINT64_MAX));
+        pcow_map_destroy(map);
+        pcow_close(image);
+        remove_images();
+    }
+}
+
 static void test_no_such_engine(void **state)
 {
     struct pcow_map_options options = {.engine = PCOW_ENGINE_MINOR + 1};
@@ -344,6 +367,7 @@ int main(void)
         TEST(test_snapshot_freezes_and_revert_restores),
         TEST(test_memory_without_mappings),
         TEST(test_kernel_access_after_resolve),
+        TEST(test_what_can_be_stored_to),
         TEST(test_threads_on_the_same_pages),
         TEST(test_foreign_faults_reach_the_previous_handler),
         TEST(test_read_only_image_maps_read_only),

@@ -149,8 +149,6 @@ static void test_every_window(void **state)
             || window.first + window.count > seen.pages)
             fail_msg("page %u of %u: %u pages from %u on", seen.page, seen.pages, window.count,
                      window.first);
-        window = policy_let_in(&seen, window, bits & 128);
-        assert_true(seen.page >= window.first && seen.page < window.first + window.count);
     }
 }
 
@@ -221,18 +219,12 @@ static void test_what_an_engine_keeps(void **state)
     assert_int_equal(policy_keep(&seen, PAGES_PER_SLAB, false, true), POLICY_KEEP_AT_ONCE);
 }
 
-static void test_what_is_let_in(void **state)
+static void test_the_page_table_is_filled_for_a_sequence(void **state)
 {
     struct policy_seen seen = first_store();
     struct range cluster = {96, CLUSTER};
 
     (void)state;
-    must_be(policy_let_in(&seen, cluster, false), 100, 1);
-    must_be(policy_let_in(&seen, cluster, true), 96, CLUSTER);
-    must_be(policy_let_in(&seen, (struct range){100, 2 * CLUSTER}, false), 100, 2 * CLUSTER);
-    seen.dense = true;
-    must_be(policy_let_in(&seen, cluster, false), 96, CLUSTER);
-    /* The page table is filled for a sequence that begins with the page. */
     assert_false(policy_fills_window(&seen, cluster));
     assert_false(policy_fills_window(&seen, (struct range){96, 2 * CLUSTER}));
     assert_true(policy_fills_window(&seen, (struct range){100, 2 * CLUSTER}));
@@ -322,7 +314,7 @@ int main(void)
         cmocka_unit_test(test_the_rest),
         cmocka_unit_test(test_what_is_whole_is_mapped_anew),
         cmocka_unit_test(test_what_an_engine_keeps),
-        cmocka_unit_test(test_what_is_let_in),
+        cmocka_unit_test(test_the_page_table_is_filled_for_a_sequence),
         cmocka_unit_test(test_mappings),
         cmocka_unit_test(test_jobs),
         cmocka_unit_test(test_lead),

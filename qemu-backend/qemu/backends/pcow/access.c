@@ -243,14 +243,24 @@ int hostmem_pcow_trap(void *address, bool is_write)
 int hostmem_pcow_make_writable(void *address, bool kernel)
 {
     HostMemPcow *pcow;
-    int ret = serve_access(address, true, kernel ? resolve_page : prepare_page,
-                           &pcow);
+    uint64_t offset;
+    int ret;
 
+    /* Most pages are writable already: asked for each store that TCG's TLB has not. */
+    if (!kernel) {
+        pcow = hostmem_pcow_find(address, &offset);
+        if (pcow && pcow_map_can_store(pcow->map, offset)) {
+            waits_for = NULL;
+            return 0;
+        }
+    }
+    ret = serve_access(address, true, kernel ? resolve_page : prepare_page,
+                       &pcow);
     if (ret == 0) {
         struct pcow_map_stats stats;
         uint64_t pages;
 
-        /* Most pages are writable already; a trap it is if one became so. */
+        /* A trap it is if one became so. */
         pcow_map_get_stats(pcow->map, &stats);
         pages = stats.pages_copied + stats.pages_zeroed;
         if (qatomic_xchg(&pcow->pages, pages) != pages) {

@@ -30,7 +30,6 @@ GUESSES = {
     'neighbours': 'a page brings those beside it into the page table',
     'anew': 'a slab that has become own is mapped as one',
     'keep': 'a slab stays one mapping, of which pages are let in (engine minor)',
-    'let-in': 'all that was copied is let in (engine minor)',
     'hot': 'hot slabs are copied whole in the background',
     'job': 'the thread prepares the rest of slabs, and touches their source',
     'guess': 'the thread touches the source of slabs that may follow',
