@@ -19,9 +19,10 @@ from pcow_driver.common import descriptors
 PRIVATE = 0o640
 
 
-def replace(path: str, text: str, *, mode: int = PRIVATE) -> None:
+def replace(path: str, text: str, *, mode: int = PRIVATE, wait: bool = True) -> None:
     """Give a file this content in one step; durable on return.
 
+    :param wait: False: after a power failure it may have the content of before, and no other
     :raises OSError:
     """
     with _place(path) as (directory, name):
@@ -37,7 +38,8 @@ def replace(path: str, text: str, *, mode: int = PRIVATE) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
-        sync(directory)
+        if wait:
+            sync(directory)
 
 
 def read(path: str, *, own: bool = False) -> str:

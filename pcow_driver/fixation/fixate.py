@@ -58,6 +58,7 @@ def fixate(found: domain.Domain) -> Result:
         record = _begin(found)
         try:
             found.suspend()  # what is stored behind the checkpoint would be lost
+            _check_whole(found)
             name, taken = automatic.take(found, automatic.FIXATION, last=True)
             record = dataclasses.replace(
                 record, state=records.State.FIXATED, checkpoint=name, durable=taken.durable
@@ -85,8 +86,8 @@ def finish(found: domain.Domain) -> None:
 
 
 def go_on(found: domain.Domain, record: records.Record) -> None:
-    """It was stopped for its last checkpoint, and runs on."""
-    if not record.paused and not found.running():
+    """It was stopped for its last checkpoint, and runs on, unless something else has stopped it."""
+    if not record.paused and not found.running() and found.is_whole():
         found.resume()
     records.write(found.uuid, dataclasses.replace(record, state=records.State.RUNS))
 
@@ -97,6 +98,23 @@ def _begin(found: domain.Domain) -> records.Record:
         raise exception.DomainInvalid(
             domain=found.name, reason='it is about to go on from a checkpoint, and does so later'
         )
+    # Of a guest that runs QEMU is asked when it has stopped: until then it answers later.
+    if not found.running():
+        _check_whole(found)
+    if record is None or record.run != runs.current(found, record.run):
+        record = runs.begun(found)
+    # One that was cut off has stopped the guest itself, and knows whether somebody had before.
+    cut_off = record.state in (records.State.FIXATING, records.State.FIXATED)
+    paused = record.paused if cut_off else found.paused_on_purpose()
+    record = dataclasses.replace(record, state=records.State.RUNS, paused=paused)
+    records.write(found.uuid, record)
+    record = dataclasses.replace(record, state=records.State.FIXATING)
+    # For who finds this process killed. After a power failure what stood there before does as well.
+    records.write(found.uuid, record, wait=False)
+    return record
+
+
+def _check_whole(found: domain.Domain) -> None:
     if not found.is_whole():
         raise exception.DomainInvalid(
             domain=found.name,
@@ -105,16 +123,6 @@ def _begin(found: domain.Domain) -> records.Record:
                 'to go on from'
             ),
         )
-    if record is None or record.run != runs.current(found):
-        record = runs.begun(found)
-    # One that was cut off has stopped the guest itself, and knows whether somebody had before.
-    cut_off = record.state in (records.State.FIXATING, records.State.FIXATED)
-    paused = record.paused if cut_off else found.paused_on_purpose()
-    record = dataclasses.replace(record, state=records.State.RUNS, paused=paused)
-    records.write(found.uuid, record)
-    record = dataclasses.replace(record, state=records.State.FIXATING)
-    records.write(found.uuid, record)
-    return record
 
 
 def _disarm(found: domain.Domain) -> None:

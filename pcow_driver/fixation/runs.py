@@ -14,12 +14,14 @@ from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 
-def current(found: domain.Domain) -> str:
+def current(found: domain.Domain, known: str = '') -> str:
     """Of a domain that is active; another one of each QEMU and each boot of the host.
 
+    :param known: a run of it, which is told faster if it is that
     :raises DomainInvalid: its QEMU has ended
     """
-    return f'{boot_id.current()}/{found.process()}'
+    process = found.process(known.partition('/')[2])
+    return f'{boot_id.current()}/{process}'
 
 
 def is_of_this_boot(record: records.Record) -> bool:

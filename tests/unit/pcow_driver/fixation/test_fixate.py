@@ -42,7 +42,7 @@ class _Domain:
     def running(self) -> bool:
         return ('suspend', self.name) not in self.calls and self.name not in self.paused
 
-    def process(self) -> str:
+    def process(self, _likely: str) -> str:
         return '7'
 
     def is_whole(self) -> bool:
@@ -141,12 +141,18 @@ class FixationTest(base.TestCase):
         self.assertEqual(('', ('destroy', 'a')), (done.problem, _Domain.calls[-1]))
 
     def test_no_moment_to_go_on_from(self) -> None:
-        """It has crashed."""
+        """It has crashed: before, or so lately that libvirt does not know; it does not run on."""
         _Domain.crashed = {'a'}
         self.addCleanup(_Domain.crashed.clear)
-        (done,) = fixate.fixate_all(['a'])
-        self.assertIn('it has crashed', done.problem)
-        self.assertEqual([], _Domain.calls)
+        self.addCleanup(setattr, _Domain, 'paused', set())
+        for known in (True, False):
+            _Domain.paused = {'a'} if known else set()
+            (done,) = fixate.fixate_all(['a'])
+            self.assertIn('it has crashed', done.problem)
+            self.assertEqual([] if known else [('suspend', 'a')], _Domain.calls)
+        record = records.read('uuid-a')
+        assert record is not None
+        self.assertEqual(records.State.RUNS, record.state)
 
     def paused_of(self, name: str) -> bool:
         found = records.read(f'uuid-{name}')

@@ -40,6 +40,7 @@ class _Domain:
         self.starts, self.cut_off = False, False
         self.was_run, self.killed = True, True
         self.run, self.asked = 1, list[tuple[str, dict[str, str]]]()
+        self.crashed = False
         self.policy: policy.Policy | None = policy.Policy(interval=1)
         self.copied = [0, 7]  # pages of each image; QEMU is asked for them
         self.queries = 0
@@ -53,8 +54,11 @@ class _Domain:
     def libvirt_id(self) -> int:
         return self.run
 
-    def process(self) -> str:
+    def process(self, _likely: str) -> str:
         return f'process-{self.run}'
+
+    def is_whole(self) -> bool:
+        return not self.crashed
 
     def saved(self) -> bool:
         return self.is_saved
@@ -252,6 +256,12 @@ class WatchTest(base.TestCase):
             self.found.is_running, self.found.asked = False, []
             self.assertEqual(([], State.RUNS), (self.look(), self.state()))
             self.assertEqual([] if paused else [('resume', {})], self.found.asked)
+
+    def test_a_fixation_that_was_killed_of_a_guest_that_has_crashed(self) -> None:
+        self.enter(State.FIXATING, run=runs.current(self.found))
+        self.found.is_running, self.found.crashed = False, True
+        self.assertEqual(([], State.RUNS), (self.look(), self.state()))
+        self.assertEqual([], self.found.asked)
 
     def test_not_protected_any_more(self) -> None:
         self.found.policy = None
