@@ -257,6 +257,30 @@ class GuestTest(backend.QemuTestCase):
             guest.quit()
         self.assertEqual(0, guest.process.returncode)
 
+    def test_store_to_a_lost_page(self) -> None:
+        """One that could be stored to before, so that nothing is done for it first."""
+        tree = self.directory / 'tree'
+        tree.mkdir()
+        (tree / 'data').write_bytes(b'\x5a' * 32 * images.MIB)
+        linux_guest.make_file_system(self.directory, tree, self.image)
+        with linux_guest.LinuxGuest(
+            self.kernel, self.directory, *backend.backend(self.image)
+        ) as guest:
+            guest.run('mount -t ext4 -o dax=always /dev/pmem0 /mnt')
+            self.assertIn('stored all', guest.run('dmesg -n 1; store-pages /mnt/data; sync'))
+            layout = backend.tool('pcow-img', 'map', '-U', '--output=json', self.image)
+            last = max(json.loads(layout), key=lambda extent: int(extent.get('offset', 0)))
+            lost = last['start'] + last['length'] - PAGE
+            os.truncate(self.image, last['offset'] + last['length'] - PAGE)
+            text = guest.run('store-pages /mnt/data')
+            self.assertRegex(text, r'failed at \d+\nstopped\nfirst page: 0x77')
+            failed = guest.monitor.wait_event('PCOW_ERROR')
+            self.assertEqual(lost, failed['offset'] // PAGE * PAGE)
+            self.assertEqual('running', guest.monitor.run('query-status')['status'])
+            guest.run('echo alive')
+            guest.quit()
+        self.assertEqual(0, guest.process.returncode)
+
     def test_full_pool_with_policy_fail(self) -> None:
         pool = self.directory / 'pool'
         pool.mkdir()

@@ -7,7 +7,8 @@
  * The host kernel tells by SIGBUS.  What happens depends on who accessed:
  *
  *   generated code          the instruction is left, a machine check comes
- *   a helper of TCG         finds it out by hostmem_pcow_can_load(), the same
+ *   a helper of TCG         finds it out by hostmem_pcow_can_load(), or by its
+ *                           store: the same
  *   address_space_rw()      finds it out by hostmem_pcow_can_load(), MEMTX_ERROR
  *   a system call           EFAULT: the guest's request fails
  *   a vCPU under KVM        SIGBUS after KVM_RUN (hardware errors), or EFAULT;
@@ -280,6 +281,7 @@ static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
                 cpu_loop_exit(current_cpu);
             }
         }
+        hostmem_pcow_tcg_leave_store(address, reason(info));
     }
 #endif
     return hostmem_pcow_cover_page(pcow, offset, address, reason(info));

@@ -9,10 +9,13 @@
  * requests and tries again, unless it got a machine check meanwhile.
  */
 #include "qemu/osdep.h"
+#include <pcow.h>
 #include <ucontext.h>
 #include "accel/tcg/tb-internal.h"
 #include "exec/cpu-common.h"
 #include "hw/core/cpu.h"
+#include "qemu/main-loop.h"
+#include "qemu/rcu.h"
 #include "system/hostmem-pcow.h"
 #include "tcg/tcg.h"
 
@@ -56,11 +59,26 @@ void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra)
     }
 }
 
-/* It stores. */
+/*
+ * The store of a helper that has been prepared last by this thread.  It is not
+ * tried with a load before, for which it would have to wait: whether the page
+ * can be had is told by the store itself, see hostmem_pcow_tcg_leave_store().
+ */
+static __thread struct {
+    const void *host;
+    uintptr_t ra;
+} prepared;
+
+/*
+ * It stores: at once if that is all it has asked for.  Who stores later, or
+ * more than that, prepares a load as well, and is told here of what is lost.
+ */
 void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra)
 {
     int ret = ra ? hostmem_pcow_make_writable(host, false) : 0;
 
+    prepared.host = host;
+    prepared.ra = ra;
     if (ret == -ENOSPC) {
         wait_or_fail(cpu, host);
         cpu_loop_exit_restore(cpu, ra);
@@ -69,7 +87,26 @@ void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra)
         hostmem_pcow_memory_error(cpu, host, ret);
         cpu_loop_exit_restore(cpu, ra);
     }
-    hostmem_pcow_prepare_load(cpu, host, ra);
+}
+
+/*
+ * In the handler of SIGBUS: does not return if that store has failed.  The same
+ * address may be stored to later on, by a device for which the vCPU came here:
+ * that has the BQL, or another RCU section than the vCPU's own, and none of what
+ * it holds would be released.
+ */
+void hostmem_pcow_tcg_leave_store(const void *address, int error)
+{
+    uintptr_t ra = prepared.ra;
+
+    if (!ra || !current_cpu || !current_cpu->running || bql_locked() ||
+        get_ptr_rcu_reader()->depth != 1 ||
+        ((uintptr_t)address ^ (uintptr_t)prepared.host) & -PCOW_PAGE_SIZE) {
+        return;
+    }
+    prepared.ra = 0;
+    hostmem_pcow_memory_error(current_cpu, address, error);
+    cpu_loop_exit_restore(current_cpu, ra);
 }
 
 /* Generated code that stores to host memory by itself traps. */
