@@ -116,6 +116,10 @@ class Domain:
         # NVDIMM
         ET.SubElement(ET.SubElement(domain, 'features'), 'acpi')
         self._add_cpu(domain)
+        # Linux uses it until it has a better timer and leaves it running, for which QEMU wakes up
+        # 250 times a second, and takes 1.5 % of a CPU for a guest that does nothing.
+        clock = ET.SubElement(domain, 'clock', offset='utc')
+        ET.SubElement(clock, 'timer', name='hpet', present='no')
         ET.SubElement(domain, 'on_reboot').text = 'restart'
         ET.SubElement(domain, 'on_crash').text = 'destroy'
         self._add_devices(domain)

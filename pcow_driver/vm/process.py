@@ -282,7 +282,7 @@ def _arguments(spec: Spec) -> list[str]:
     found = [
         *('-name', f'guest={_escaped(spec.name)}'),
         *('-nodefaults', '-no-user-config', '-display', 'none'),
-        *('-machine', f'q35,nvdimm=on,memory-backend=ram,accel={spec.accelerator}'),
+        *('-machine', f'q35,nvdimm=on,hpet=off,memory-backend=ram,accel={spec.accelerator}'),
         *('-cpu', spec.cpu),
         *('-m', f'{memory // units.MIB}M,slots={len(sizes)},maxmem={most // units.MIB}M'),
         '-object',

@@ -120,6 +120,10 @@ class DomainTest(base.TestCase):
         assert console is not None
         self.assertEqual('pty', console.get('type'))
 
+    def test_no_timer_wakes_a_guest_that_does_nothing(self) -> None:
+        (timer,) = self.domain.to_element().findall('clock/timer')
+        self.assertEqual({'name': 'hpet', 'present': 'no'}, timer.attrib)
+
     def test_options(self) -> None:
         root = self._root(
             type='qemu',

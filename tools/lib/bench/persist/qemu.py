@@ -41,7 +41,7 @@ def _guest(
             tool.find('emulator', build_first=True),
             *('-name', f'guest={where.run.domain_name}-{directory.name}'),
             *('-nodefaults', '-no-user-config', '-display', 'none', '-accel', 'tcg'),
-            *('-cpu', 'max', '-machine', 'q35,memory-backend=ram', '-m', f'{memory}M'),
+            *('-cpu', 'max', '-machine', 'q35,hpet=off,memory-backend=ram', '-m', f'{memory}M'),
             '-object',
             f'memory-backend-file,id=ram,mem-path={ram},share=on,size={memory}M',
             *('-kernel', str(where.kernel), '-initrd', str(where.initrd)),

@@ -76,7 +76,7 @@ class _Server:
                 tool.find('emulator', build_first=True),
                 *('-name', 'guest=bench-redis', '-nodefaults', '-no-user-config'),
                 *('-display', 'none', '-accel', 'tcg', '-cpu', 'max'),
-                *('-machine', 'q35,nvdimm=on,memory-backend=ram'),
+                *('-machine', 'q35,nvdimm=on,hpet=off,memory-backend=ram'),
                 *('-m', f'{_MEMORY}M,slots=2,maxmem=70G'),
                 '-object',
                 f'memory-backend-file,id=ram,mem-path={self.ram},share=on,size={_MEMORY}M',

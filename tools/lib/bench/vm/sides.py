@@ -66,11 +66,11 @@ class Side(abc.ABC):
                 tool.find('emulator', build_first=True),
                 *('-name', f'guest=bench-{name}', '-nodefaults', '-no-user-config'),
                 *('-display', 'none', '-accel', 'tcg', '-cpu', 'max'),
-                *('-machine', 'q35,nvdimm=on,memory-backend=ram'),
+                *('-machine', 'q35,nvdimm=on,hpet=off,memory-backend=ram'),
                 *('-m', f'{self.case.memory}M,slots=2,maxmem=70G'),
                 *('-kernel', str(self._guest.kernel), '-initrd', str(self._guest.initrd)),
                 '-append',
-                'console=ttyS0 quiet panic=-1 rw no_timer_check pcow.init=shell '
+                'console=ttyS0 quiet panic=-1 rw no_timer_check tsc=reliable pcow.init=shell '
                 f'pcow.modules={",".join(MODULES)}{self.words}',
                 *self.devices(files),
                 *more,
