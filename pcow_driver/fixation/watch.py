@@ -232,8 +232,9 @@ class Watch:
         if self._ended:
             return
         self._note(found, record, wanted)
-        self._take_if_due(found, wanted, records.read(found.uuid) or record)
+        # first: where the pool has no room for a checkpoint, some is kept for the last one
         self._arm(found, wanted.on_shutdown)
+        self._take_if_due(found, wanted, records.read(found.uuid) or record)
 
     def _note(self, found: domain.Domain, record: records.Record, wanted: policy.Policy) -> None:
         """What is true of it now."""

@@ -105,12 +105,14 @@ def _qemu_ga(cache: guest.Cache) -> dict[str, Path]:
 class Host:
     """A run of the quickstart's libvirtd, a pool on tmpfs, the parts of the guest. close() leaves
     nothing.
+
+    :param pool_size: bytes, of a pool that can be filled
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool_size: int | None = None) -> None:
         teardown.reap()
         # by a test that was killed: what reap() could not delete
-        for left in state.ROOT.glob('*/small'):
+        for left in (*state.ROOT.glob('*/small'), *state.ROOT.glob('*/full')):
             if not (left.parent / 'state.json').exists():
                 _unmount(left)
                 teardown.delete(left.parent)
@@ -119,6 +121,8 @@ class Host:
         self.place = workplace.Workplace(self.run, self.daemon.uri)
         self.directory = self.run.directory
         self.small = self.directory / 'small'  # a file system with little space
+        self.full = self.directory / 'full'
+        self._pool_size = pool_size
         self.transcript: list[str] | None = None
 
     def start(self) -> None:
@@ -128,14 +132,22 @@ class Host:
         # what libvirtd shall see must be mounted before it starts: its mounts are its own
         self.small.mkdir()
         run('mount', '-t', 'tmpfs', '-o', f'size={SMALL}', 'pcow-test', self.small)
-        self.place.make_pool(None)
+        self.place.make_pool(self._own_pool())
         self._make_guest()
         self._make_data()
         self.daemon.start()
 
+    def _own_pool(self) -> Path | None:
+        if self._pool_size is None:
+            return None
+        self.full.mkdir()
+        run('mount', '-t', 'tmpfs', '-o', f'size={self._pool_size}', 'pcow-test', self.full)
+        return self.full
+
     def close(self) -> None:
         """May be called twice."""
         _unmount(self.small)
+        _unmount(self.full)
         teardown.tear_down(self.run)
 
     def _make_guest(self) -> None:
@@ -211,11 +223,12 @@ class HostTestCase(unittest.TestCase):
     """One host for all tests of a class."""
 
     host: Host
+    pool_size: int | None = None
 
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        cls.host = Host()
+        cls.host = Host(cls.pool_size)
         cls.addClassCleanup(cls.host.close)
         atexit.register(cls.host.close)  # an interrupted run does not get to class cleanups
         cls.host.start()

@@ -16,6 +16,7 @@
 struct format1;
 struct chain;
 struct prepared_ring;
+struct spare;
 struct layer_names;
 struct state_index;
 
@@ -116,6 +117,7 @@ struct pcow_image {
      */
     struct page_set *prepared;
     struct prepared_ring *ready;      /* prepared slabs; NULL: not mapped for writing */
+    struct spare *spare;              /* for a last snapshot, see spare.h; NULL: none; atomic */
     /* writers: one bit a slab whose blocks are to be given back, see remains.h */
     uint64_t *remains;
     uint64_t remains_size;            /* bytes that were left so since it was opened; grows only */
@@ -204,6 +206,12 @@ int layer_store_word(struct pcow_image *image, const struct layer *layer, size_t
  */
 int layer_reserve(struct pcow_image *image, bool keep_spare, bool lazily, uint32_t *id,
                   uint32_t *slot, struct pcow_error *error);
+
+/*
+ * So many free slots have blocks, of those that need no further table: 0, -ENOSPC and others. Nobody
+ * changes layers meanwhile.
+ */
+int layer_allocate_spare(struct pcow_image *image, unsigned count);
 
 /*
  * image/names.c: a snapshot by its name; to be told when a layer becomes one, and before it is none

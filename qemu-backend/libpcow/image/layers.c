@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "image/image.h"
+#include "image/spare.h"
 #include "util/error.h"
 
 struct layer *layer_find(const struct pcow_image *image, uint32_t id)
@@ -260,6 +261,26 @@ static int allocate_record(struct pcow_image *image, uint32_t slot, struct pcow_
                : 0;
 }
 
+/* The first one from one on, which may be one that was never used. */
+static uint32_t next_free_slot(const struct pcow_image *image, uint32_t from)
+{
+    uint32_t slots = (uint32_t)word_value(image->header.layer_slots);
+
+    return from < slots ? find_free_slot(image, from, slots) : from;
+}
+
+int layer_allocate_spare(struct pcow_image *image, unsigned count)
+{
+    uint32_t slot = next_free_slot(image, 0);
+    int ret = 0;
+
+    for (; count > 0 && slot < MAX_LAYERS && layer_record_offset(image, slot) && !ret; count--) {
+        ret = allocate_record(image, slot, NULL);
+        slot = next_free_slot(image, slot + 1);
+    }
+    return ret;
+}
+
 int layer_reserve(struct pcow_image *image, bool keep_spare, bool lazily, uint32_t *id,
                   uint32_t *slot, struct pcow_error *error)
 {
@@ -281,11 +302,16 @@ int layer_reserve(struct pcow_image *image, bool keep_spare, bool lazily, uint32
                          "%s: has %u snapshots, the most an image can have; delete some",
                          image->file.path, MAX_LAYERS);
     ret = allocate_record(image, candidate, error);
-    spare = candidate < slots ? find_free_slot(image, candidate + 1, slots) : slots + 1;
-    if (!ret && keep_spare && spare < MAX_LAYERS)
+    spare = next_free_slot(image, candidate + 1);
+    if (!ret && keep_spare && spare < MAX_LAYERS) {
         ret = allocate_record(image, spare, error);
+        /* The last snapshot need leave none: the guest stores nothing that a revert would drop. */
+        if (ret == -ENOSPC && spare_is_in_use(image))
+            ret = 0;
+    }
     if (ret)
         return ret;
+    spare_note_records(image);
     /* Only now: what a full pool refuses is no change, and images on this one still open. */
     ret = image_begin_change(image, error);
     if (ret)

@@ -119,6 +119,23 @@ static int allocate(struct pcow_image *image, uint64_t offset)
     return ret;
 }
 
+int slab_take_whole(struct pcow_image *image, uint64_t *slab)
+{
+    int ret = slab_take(image, slab);
+
+    if (ret)
+        return ret;
+    ret = allocate(image, *slab << SLAB_BITS);
+    /* Before the first touch: what is on the medium already is mapped without a commit. */
+    if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
+        ret = file_commit(&image->file);
+    if (ret) {
+        remains_discard(image, *slab, 0, PAGES_PER_SLAB);
+        slab_untake(image, *slab);
+    }
+    return ret;
+}
+
 int prepare_one(struct pcow_image *image)
 {
     struct prepared_ring *ring = image->ready;
@@ -127,15 +144,10 @@ int prepare_one(struct pcow_image *image)
 
     if (__atomic_load_n(slot, __ATOMIC_ACQUIRE))
         return -EAGAIN;
-    ret = slab_take(image, &slab);
+    ret = slab_take_whole(image, &slab);
     if (ret)
         return ret;
-    ret = allocate(image, slab << SLAB_BITS);
-    /* Before the first touch: what is on the medium already is mapped without a commit. */
-    if (!ret && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
-        ret = file_commit(&image->file);
-    if (!ret)
-        ret = touch(image, slab << SLAB_BITS, PCOW_SLAB_SIZE);
+    ret = touch(image, slab << SLAB_BITS, PCOW_SLAB_SIZE);
     if (!ret)
         ret = file_settle(&image->file);
     if (ret) {

@@ -34,6 +34,12 @@ struct prepared_ring {
 int prepare_begin(struct pcow_image *image);
 void prepare_end(struct pcow_image *image);
 
+/*
+ * Take a slab that nobody owns yet, and give it all of its blocks, which read as zeros: 0, -ENOSPC
+ * and others. To give it back: remains_discard() and slab_untake().
+ */
+int slab_take_whole(struct pcow_image *image, uint64_t *slab);
+
 /* How many are ready. */
 unsigned prepared_count(const struct pcow_image *image);
 /* Take a ready slab. Async-signal-safe. */

@@ -620,6 +620,25 @@ bool pcow_map_find(const pcow_map *map, const void *address, uint64_t *offset);
  * For one thread at a time.
  */
 int pcow_map_lose(pcow_map *map, uint64_t offset, struct pcow_error *error);
+/*
+ * Keep blocks of the file for the last snapshot of a guest, which is made when the pool may have no
+ * room: for state_size bytes of VM state with it (2 GiB at the most) and its records. And 2 MiB for
+ * stores that trap and would wait: they get a block of that first, as it is no vCPU that waits
+ * there, see pcow_map_trap(). What others store gets none of it. Returns at once: the thread of the
+ * map takes the blocks, soon after there are some; again when they were used. Nothing on the medium
+ * tells of them. keep false: they are given back, as they are by pcow_map_destroy().
+ */
+int pcow_map_keep_spare(pcow_map *map, bool keep, uint64_t state_size, struct pcow_error *error);
+/*
+ * From now on, or not any more, snapshots and VM state of the image that find the pool full are
+ * made of what is kept.
+ */
+void pcow_map_use_spare(pcow_map *map, bool use);
+/*
+ * Of the 2 MiB: a block for a store that has found the pool full, and can neither trap nor be put
+ * off. Try it again if this is true, at once: somebody else may be as fast. Async-signal-safe.
+ */
+bool pcow_map_lend_spare(pcow_map *map);
 /* For poll(); readable while pcow_map_next_event() has something to say. */
 int pcow_map_event_fd(const pcow_map *map);
 bool pcow_map_next_event(pcow_map *map, struct pcow_event *event);
@@ -642,6 +661,8 @@ struct pcow_map_stats {
     unsigned vmas, vma_budget;                 /* upper bound of mappings in use, and the limit */
     /* bytes of DRAM that the monitor itself uses, with such copies of read-only images */
     size_t memory;
+    /* kept for the last snapshot, see pcow_map_keep_spare(): now, and as many as there should be */
+    unsigned slabs_spare, slabs_spare_wanted;
 };
 
 void pcow_map_get_stats_sized(const pcow_map *map, struct pcow_map_stats *stats,

@@ -12,6 +12,7 @@
 #include "chain/reclaim.h"
 #include "image/prepare.h"
 #include "image/remains.h"
+#include "image/spare.h"
 #include "monitor/monitor.h"
 #include "monitor/policy.h"
 #include "util/order.h"
@@ -20,6 +21,8 @@
 #define SOON_NS 10000000L
 /* Without an access that had to be served, before everything is given back. */
 #define IDLE_SECONDS 5
+/* While spare slabs are missing, others may have made room for them after this time. */
+#define SPARE_NS 1000000000u
 
 /* True if there may be more to do. */
 static bool refill(struct pcow_map *map)
@@ -46,7 +49,7 @@ static bool refill(struct pcow_map *map)
 static bool rest(struct pcow_map *map, uint32_t seen)
 {
     struct ahead *ahead = &map->ahead;
-    struct timespec idle = {IDLE_SECONDS, 0}, soon = {0, SOON_NS};
+    struct timespec idle = {IDLE_SECONDS, 0}, soon = {0, SOON_NS}, spare = {0, SPARE_NS - 1};
     bool something = ahead->holding || retire_is_due(map), expecting;
     uint32_t guesses = __atomic_load_n(&ahead->guesses, __ATOMIC_SEQ_CST);
     long ret;
@@ -59,9 +62,10 @@ static bool rest(struct pcow_map *map, uint32_t seen)
         return true;
     __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);
     ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen,
-                  expecting   ? &soon
-                  : something ? &idle
-                              : NULL,
+                  expecting                    ? &soon
+                  : spare_is_due(map->image) ? &spare
+                  : something                  ? &idle
+                                               : NULL,
                   NULL, 0);
     if (ret < 0 && errno == ETIMEDOUT && !expecting) {
         uint64_t count = accesses_served(map);
@@ -83,13 +87,43 @@ static void wait_for_operations(struct pcow_map *map)
     turnstile_release(map);
 }
 
+/* What is kept for the last snapshot. */
+static bool keep_spare(struct pcow_map *map)
+{
+    struct pcow_image *image = map->image;
+    struct spare *spare = image->spare;
+    int ret = 0;
+
+    if (!spare_is_due(image) || lead_now_ns() - spare->tried_ns < SPARE_NS)
+        return false;
+    if (__atomic_exchange_n(&spare->records_due, false, __ATOMIC_ACQ_REL)) {
+        turnstile_take(map);
+        ret = layer_allocate_spare(image, SPARE_RECORDS);
+        turnstile_release(map);
+        if (ret)
+            spare_note_records(image);
+    }
+    if (!ret)
+        ret = spare_fill(image);
+    if (ret)
+        spare->tried_ns = lead_now_ns();
+    return !ret;
+}
+
+/* Not while the pool is full: it would take what is lent to a store that cannot wait. */
+static bool serve_queue(struct pcow_map *map)
+{
+    return !spare_is_due(map->image) && ahead_serve_queue(map);
+}
+
 /* In turn, as long as one of them says that there may be more to do. */
 static bool (*const jobs[])(struct pcow_map *map) = {
     retire_some,            /* page tables that a snapshot has moved out of the way */
     ahead_give_back_remains,
     ahead_give_back_frozen,
+    keep_spare,
     refill,
-    ahead_serve_queue,
+    serve_queue,
     ahead_limit_opened,
 };
 
@@ -165,6 +199,7 @@ void ahead_end(struct pcow_map *map)
 {
     if (!map->image->ready)
         return;
+    spare_end(map->image);
     prepare_end(map->image);
     reclaim(map->image, 0);
     pthread_mutex_destroy(&map->ahead.busy);

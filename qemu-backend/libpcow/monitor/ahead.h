@@ -3,6 +3,7 @@
  * The thread that works ahead of the guest's stores, one for each map of a writable image. It
  *
  *   keeps slabs prepared (image/prepare.h), as many as the observed rate asks for,
+ *   keeps spare ones for the last snapshot of the guest (image/spare.h), if that is wanted,
  *   prepares the rest of slabs that were taken when none was ready,
  *   copies the rest of slabs that have proven hot, so that they become one mapping,
  *   gives back what was prepared and not used, when the image is idle or the pool short of space,

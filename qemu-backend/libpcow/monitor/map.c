@@ -9,6 +9,7 @@
 
 #include "chain/index.h"
 #include "image/prepare.h"
+#include "image/spare.h"
 #include "monitor/monitor.h"
 #include "util/error.h"
 #include "util/order.h"
@@ -255,6 +256,37 @@ int pcow_map_restore(pcow_map *map, uint64_t offset, uint64_t length, struct pco
     return ret ? error_set_errno(error, ret, "cannot map %s", map->image->file.path) : 0;
 }
 
+int pcow_map_keep_spare(pcow_map *map, bool keep, uint64_t state_size, struct pcow_error *error)
+{
+    uint64_t slabs = (state_size >> SLAB_BITS) + (state_size % PCOW_SLAB_SIZE > 0);
+    int ret = image_check_writable(map->image, error);
+
+    if (ret)
+        return ret;
+    if (!map->ahead.running)
+        return error_set(error, -EAGAIN, "%s: there is no thread that would keep space for a "
+                         "snapshot", map->image->file.path);
+    if (!keep)
+        spare_give_up(map->image);
+    else if (spare_keep(map->image, slabs < SPARE_MAX ? (unsigned)slabs : SPARE_MAX))
+        return error_set(error, -ENOMEM, "out of memory");
+    if (spare_is_due(map->image))
+        ahead_wake(map);
+    return 0;
+}
+
+void pcow_map_use_spare(pcow_map *map, bool use)
+{
+    spare_use(map->image, use);
+    if (spare_is_due(map->image))
+        ahead_wake(map);
+}
+
+bool pcow_map_lend_spare(pcow_map *map)
+{
+    return spare_lend(map->image);
+}
+
 void pcow_map_get_stats_sized(const pcow_map *map, struct pcow_map_stats *given, size_t size)
 {
     const struct pcow_image *image = map->image;
@@ -274,6 +306,8 @@ void pcow_map_get_stats_sized(const pcow_map *map, struct pcow_map_stats *given,
         .slabs_prepared = __atomic_load_n(&map->ahead.prepared, __ATOMIC_RELAXED),
         .slabs_missed = image->ready ? __atomic_load_n(&image->ready->missed, __ATOMIC_RELAXED) : 0,
         .slabs_queued = ahead_queued(map),
+        .slabs_spare = spare_count(image),
+        .slabs_spare_wanted = spare_wanted(image),
         .slabs_completed = __atomic_load_n(&map->ahead.completed, __ATOMIC_RELAXED),
         .memory = sizeof *map + sizeof *image
                   + __atomic_load_n(&map->slabs_counted, __ATOMIC_RELAXED)

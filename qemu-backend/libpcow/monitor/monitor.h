@@ -229,8 +229,11 @@ bool windows_empty(struct pcow_map *map);
  * pool wait for space (by the map's policy) instead of -ENOSPC, with this mask; NULL: do not.
  */
 int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask *waiting);
-/* monitor/store.c, for it: make the page own and map it for stores. The claim is held. */
-int resolve_store(struct pcow_map *map, uint64_t guest_slab, unsigned page);
+/*
+ * monitor/store.c, for it: make the page own and map it for stores; alone: no other with it. The
+ * claim is held.
+ */
+int resolve_store(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool alone);
 
 /* monitor/gate.c. Signals are blocked between enter and leave. Async-signal-safe. */
 void gate_enter(struct pcow_map *map);

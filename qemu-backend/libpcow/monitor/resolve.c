@@ -5,6 +5,7 @@
 
 #include "chain/index.h"
 #include "chain/reclaim.h"
+#include "image/spare.h"
 #include "monitor/monitor.h"
 
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
@@ -40,7 +41,8 @@ static void pause_between_tries(signal_mask mask)
     signals_change(SIG_SETMASK, blocked);
 }
 
-static int resolve_once(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool write)
+static int resolve_once(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool write,
+                        bool alone)
 {
     const struct slab_keeper *keeper = slab_keeper(map, guest_slab);
     int ret;
@@ -48,7 +50,7 @@ static int resolve_once(struct pcow_map *map, uint64_t guest_slab, unsigned page
     index_update(map->image, guest_slab);
     ret = keeper ? keeper->serve(map, guest_slab, page, write) : KEEPER_GO_ON;
     if (ret == KEEPER_GO_ON)
-        ret = write ? resolve_store(map, guest_slab, page) : resolve_load(map, guest_slab);
+        ret = write ? resolve_store(map, guest_slab, page, alone) : resolve_load(map, guest_slab);
     return ret || !write ? ret : layout_prepare_store(map, guest_slab, page);
 }
 
@@ -61,7 +63,7 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
 {
     uint64_t guest_slab = offset >> SLAB_BITS;
     unsigned page = (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB);
-    bool told = false, reclaimed = false;
+    bool told = false, reclaimed = false, lent = false;
     int ret;
 
     for (;;) {
@@ -69,7 +71,7 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
 
         gate_enter(map);
         chain_claim(map->image->chain, guest_slab);
-        ret = lost_in_map(map, offset) ? -EIO : resolve_once(map, guest_slab, page, write);
+        ret = lost_in_map(map, offset) ? -EIO : resolve_once(map, guest_slab, page, write, lent);
         /*
          * Of an image that is open for writing it is the file system that refuses, after an error
          * of its own: that is no read-only memory.
@@ -85,6 +87,10 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
             continue;
         if (ret != -ENOSPC || !waiting)
             break;
+        /* Who would wait here may be whom the last snapshot needs. */
+        lent = spare_lend(map->image);
+        if (lent)
+            continue;
         if (!told) {
             told = true;
             __atomic_fetch_add(&map->stats.pool_full_waits, 1, __ATOMIC_RELAXED);

@@ -158,19 +158,20 @@ static int fill(struct pcow_map *map, uint64_t guest_slab, const struct policy_s
     return slab_keeper(map, guest_slab)->page_ready(map, guest_slab, range.first, range.count);
 }
 
-int resolve_store(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+int resolve_store(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool alone)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     uint64_t copied = 0;
     struct policy_seen seen;
     struct range range;
-    bool alone, again;
+    bool short_of, again;
     int ret;
 
     if (page_set_has(&slab->writable, page))
         return 0;                      /* another thread was here first */
     note_thread(&map->trappers);
-    ret = back_own(map, guest_slab, page, &alone);
+    ret = back_own(map, guest_slab, page, &short_of);
+    alone |= short_of;
     if (ret || page_set_has(&slab->writable, page))
         return ret;
     seen = look(map, guest_slab, page);

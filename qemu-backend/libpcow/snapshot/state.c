@@ -7,6 +7,7 @@
 #include "chain/reclaim.h"
 #include "image/datasum.h"
 #include "image/remains.h"
+#include "image/spare.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
 
@@ -124,16 +125,18 @@ static void add_piece(struct pcow_image *image, uint32_t number, uint64_t slab)
     index->piece[at] = (struct state_piece){number, slab};
 }
 
-/* It lies in one piece. */
+/* It lies in one piece. spare: in a slab that is kept for that, if a new one is needed. */
 static int write_piece(struct pcow_image *image, uint32_t layer, uint64_t offset, const void *from,
-                       size_t length)
+                       size_t length, bool spare)
 {
     uint32_t number = (uint32_t)(offset >> SLAB_BITS);
     uint64_t slab;
     int ret = find_piece(image, layer, number, &slab);
     bool is_new = slab == 0;
 
-    if (!ret)
+    if (!ret && is_new && spare)
+        ret = spare_take(image, &slab) ? 0 : -ENOSPC;
+    else if (!ret)
         ret = is_new ? slab_take(image, &slab) : datasum_drop(&image->file, slab);
     if (ret)
         return ret;
@@ -168,9 +171,11 @@ int pcow_snapshot_write_state(pcow_image *image, const char *name, uint64_t offs
         uint64_t rest = PCOW_SLAB_SIZE - offset % PCOW_SLAB_SIZE;
         size_t piece = rest < length ? rest : length;
 
-        ret = write_piece(image, layer->id, offset, from, piece);
+        ret = write_piece(image, layer->id, offset, from, piece, false);
         if (ret == -ENOSPC && reclaim_for_space(image))
-            ret = write_piece(image, layer->id, offset, from, piece);
+            ret = write_piece(image, layer->id, offset, from, piece, false);
+        if (ret == -ENOSPC && spare_is_in_use(image))
+            ret = write_piece(image, layer->id, offset, from, piece, true);
         if (ret)
             return error_set_errno(error, ret, "%s: cannot store VM state", image->file.path);
         from += piece;

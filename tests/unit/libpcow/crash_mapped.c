@@ -218,3 +218,20 @@ void scenario_prepared(struct crash *c)
     step_guest_flush(c, 200);
     step_unmap(c);
 }
+
+/* Slabs that were kept for its state, which were in use before, and others take again. */
+void scenario_last_snapshot(struct crash *c)
+{
+    step_map(c);
+    step_keep_spare(c, true);
+    step_guest_store(c, 5);
+    step_snapshot(c, "a");
+    step_last_vm_state(c, "a", 2 * MIB + 8 * KIB);
+    step_guest_store(c, 530);
+    step_guest_flush(c, 530);
+    step_keep_spare(c, false);
+    step_guest_store(c, 100);
+    step_guest_flush(c, 100);
+    step_delete(c, "a");
+    step_unmap(c);
+}

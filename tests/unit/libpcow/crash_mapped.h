@@ -14,5 +14,6 @@ void scenario_delete_while_copying(struct crash *c);
 void scenario_reuse_mapped(struct crash *c);
 void scenario_leave_mapped(struct crash *c);
 void scenario_prepared(struct crash *c);
+void scenario_last_snapshot(struct crash *c);
 
 #endif

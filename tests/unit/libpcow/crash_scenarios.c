@@ -505,6 +505,8 @@ const struct scenario scenarios[] = {
     {"prepared slabs", nothing, scenario_prepared},
     {"prepared slabs, over snapshots", crash_two_snapshots, scenario_prepared},
     {"prepared slabs, reuse", used_space, scenario_prepared},
+    {"last snapshot", some_pages, scenario_last_snapshot},
+    {"last snapshot, reuse", used_space, scenario_last_snapshot},
     {"after a crash", dead_record, crash_go_on},
     {"seal", some_pages, seal},
     {"amend", without_mirror, amend},

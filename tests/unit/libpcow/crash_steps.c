@@ -139,6 +139,21 @@ void step_map_prepared(struct crash *c)
     fail_msg("no slab is prepared");
 }
 
+void step_keep_spare(struct crash *c, bool keep)
+{
+    struct pcow_map_stats stats;
+    unsigned wanted = keep ? 3 : 0;
+
+    MUST(pcow_map_keep_spare(c->map, keep, 3 * MIB, &error));
+    for (unsigned tries = 0; tries < 5000; tries++) {
+        pcow_map_get_stats(c->map, &stats);
+        if (stats.slabs_spare == wanted)
+            return;
+        usleep(1000);
+    }
+    fail_msg("%u spare slabs", stats.slabs_spare);
+}
+
 void step_unmap(struct crash *c)
 {
     c->recorder.map = NULL;
@@ -311,4 +326,17 @@ void step_vm_state(struct crash *c, const char *name, size_t size)
     OPERATION(c, (saved->state_size = size, saved->state_generation = c->generation),
               pcow_snapshot_set_state_size(c->image, name, size, &error));
     free(words);
+}
+
+void step_last_vm_state(struct crash *c, const char *name, size_t size)
+{
+    struct pcow_map_stats stats;
+
+    recorder_fill(&c->recorder, c->image->file.fd);
+    pcow_map_use_spare(c->map, true);
+    step_vm_state(c, name, size);
+    pcow_map_get_stats(c->map, &stats);
+    assert_true(stats.slabs_spare < stats.slabs_spare_wanted);
+    pcow_map_use_spare(c->map, false);
+    recorder_fill(&c->recorder, -1);
 }

@@ -36,6 +36,8 @@ void step_guest_flush(struct crash *c, unsigned page);
  */
 void step_map(struct crash *c);
 void step_map_prepared(struct crash *c);
+/* Mapped; until spare slabs are there, or none any more. */
+void step_keep_spare(struct crash *c, bool keep);
 void step_unmap(struct crash *c);
 /* Snapshots and sizes: whole or not at all. */
 void step_snapshot(struct crash *c, const char *name);
@@ -55,5 +57,7 @@ void step_reclaim(struct crash *c);
 void step_rename(struct crash *c, const char *name, const char *new_name);
 void step_resize(struct crash *c, uint64_t size);
 void step_vm_state(struct crash *c, const char *name, size_t size);
+/* The same in a full pool: it is made of what is kept for that. */
+void step_last_vm_state(struct crash *c, const char *name, size_t size);
 
 #endif

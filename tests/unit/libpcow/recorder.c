@@ -197,6 +197,18 @@ static void record(struct recorder *recorder, const struct observation *o)
     }
 }
 
+/* Would it take a block? */
+static bool finds_no_space(const struct recorder *recorder, const struct observation *observation)
+{
+    off_t hole;
+
+    if (recorder->full < 0
+        || (observation->what != OBSERVED_ALLOCATE && observation->what != OBSERVED_WRITE))
+        return false;
+    hole = lseek(recorder->full, (off_t)observation->offset, SEEK_HOLE);
+    return hole < 0 || (uint64_t)hole < observation->offset + observation->length;
+}
+
 static int look(struct observer *observer, const struct observation *observation)
 {
     struct recorder *recorder = (struct recorder *)observer;
@@ -205,8 +217,8 @@ static int look(struct observer *observer, const struct observation *observation
     int ret;
 
     pthread_mutex_lock(&recorder->lock);
-    ret = inject(recorder, observation->what);
-    if (!recorder->injecting)
+    ret = finds_no_space(recorder, observation) ? -ENOSPC : inject(recorder, observation->what);
+    if (!recorder->injecting && ret != -ENOSPC)
         record(recorder, observation);
     if (recorder->meanwhile && pthread_equal(recorder->thread, pthread_self())
         && (what == OBSERVED_SYNC || what == OBSERVED_MSYNC || what == OBSERVED_FENCE))
@@ -224,6 +236,7 @@ void recorder_init(struct recorder *recorder, enum pcow_persistence persistence)
     memset(recorder, 0, sizeof *recorder);
     recorder->observer.persistence = persistence;
     recorder->observer.look = look;
+    recorder->full = -1;
     pthread_mutex_init(&recorder->lock, NULL);
 }
 
@@ -239,6 +252,13 @@ void recorder_free(struct recorder *recorder)
     free(recorder->entry);
     pthread_mutex_destroy(&recorder->lock);
     memset(recorder, 0, sizeof *recorder);
+}
+
+void recorder_fill(struct recorder *recorder, int fd)
+{
+    pthread_mutex_lock(&recorder->lock);
+    recorder->full = fd;
+    pthread_mutex_unlock(&recorder->lock);
 }
 
 void recorder_fail(struct recorder *recorder, enum observed what, int code, unsigned n)

@@ -62,6 +62,12 @@ struct recorder {
     pthread_t thread;
 
     /*
+     * The pool is full: what would take a block of this file, -1: of none, is refused, and not in
+     * the log.
+     */
+    int full;
+
+    /*
      * Fault injection, with the lock held: the call number fail_at (from 1) of a kind fails with
      * fail_code; calls counts them.
      */
@@ -79,6 +85,8 @@ void recorder_free(struct recorder *recorder);
  */
 void recorder_fail(struct recorder *recorder, enum observed what, int code, unsigned n);
 unsigned recorder_fail_no_more(struct recorder *recorder);
+/* From now on the pool of an open file is full; -1: of none. */
+void recorder_fill(struct recorder *recorder, int fd);
 /* What must hold from here on. */
 void recorder_mark(struct recorder *recorder, const void *expectation);
 /* The guest stores to its mapped memory / flushes what it stored. */

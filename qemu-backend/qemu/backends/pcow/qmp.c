@@ -249,6 +249,15 @@ static PcowDurability *get_durability(HostMemPcow *pcow,
     return durability;
 }
 
+static void get_spare(const HostMemPcow *pcow, PcowInfo *info)
+{
+    struct pcow_map_stats stats;
+
+    pcow_map_get_stats(pcow->map, &stats);
+    info->spare = stats.slabs_spare * (uint64_t)PCOW_SLAB_SIZE;
+    info->spare_wanted = stats.slabs_spare_wanted * (uint64_t)PCOW_SLAB_SIZE;
+}
+
 static bool append_info(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     PcowInfoList ***tail = opaque;
@@ -272,6 +281,7 @@ static bool append_info(HostMemPcow *pcow, void *opaque, Error **errp)
     info->durability = get_durability(pcow, i.persistence);
     info->full_policy = pcow->full;
     info->pool_low = pcow->low;
+    get_spare(pcow, info);
     info->stats = get_stats(pcow, &info->engine);
     for (struct pcow_image *im = pcow->image; im; im = pcow_base(im)) {
         QAPI_LIST_APPEND(chain, g_strdup(pcow_path(im)));

@@ -72,6 +72,7 @@ static void look(void *opaque)
             tell_space(pcow, free, size);
         }
     }
+    hostmem_pcow_look_at_spare(pcow);
     timer_mod(pcow->space,
               qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + LOOK_INTERVAL_MS);
 }

@@ -84,6 +84,7 @@ typedef struct HostMemPcow {
     bool low;                   /* less is, and an event has said so */
     bool blind;                 /* nobody can look, and a warning has said so */
     QEMUTimer *space;
+    unsigned spare_missing;     /* backends/pcow/spare.c: looks in a row */
 
     /* backends/pcow/tell.c: by whether it was for want of space */
     uint64_t errors, stores_full;
@@ -527,6 +528,23 @@ void hostmem_pcow_space_class_init(ObjectClass *oc);
 /* Look at the pool of a mapped image now and then, until stopped.  Main loop. */
 void hostmem_pcow_watch_space(HostMemPcow *pcow);
 void hostmem_pcow_end_space(HostMemPcow *pcow);
+
+/* ---- backends/pcow/spare.c ---- */
+
+/*
+ * Room is kept for a last checkpoint of the VM, for so many bytes of state in
+ * the image @home; NULL: none is, any more.
+ */
+void hostmem_pcow_keep_spare(const HostMemPcow *home, uint64_t state_size);
+/* The checkpoint that is taken now gets it, if the pool has no other. */
+void hostmem_pcow_use_spare(bool used);
+/*
+ * The pool is full for a store that cannot be put off: true if it is worth
+ * another try, at once.
+ */
+bool hostmem_pcow_lend_spare(const void *address);
+/* By the clock: an image may be a new one, or its pool have no room. */
+void hostmem_pcow_look_at_spare(HostMemPcow *pcow);
 
 /* ---- migration/pcow/identity.c ---- */
 

@@ -27,10 +27,8 @@ typedef struct Last {
     bool done;
 } Last;
 
-static char *prefix;            /* of its name; NULL: none is taken */
-
 /* UTC, to the millisecond, as pcow_driver names those that it takes. */
-static char *name_of_now(void)
+static char *name_of_now(const char *prefix)
 {
     g_autoptr(GDateTime) now = g_date_time_new_now_utc();
     g_autofree char *date = g_date_time_format(now, "%Y%m%dT%H%M%S");
@@ -75,6 +73,7 @@ static bool is_no_moment(void)
 
 void checkpoint_take_at_signal(void)
 {
+    const char *prefix = checkpoint_last_prefix();
     Last last = {};
 
     if (!prefix) {
@@ -90,7 +89,7 @@ void checkpoint_take_at_signal(void)
         vm_stop(RUN_STATE_PAUSED);
     }
     wait_for_others();
-    last.name = name_of_now();
+    last.name = name_of_now(prefix);
     qemu_coroutine_enter(qemu_coroutine_create(co_take, &last));
     AIO_WAIT_WHILE_UNLOCKED(NULL, !last.done);
     if (last.created) {
@@ -124,6 +123,5 @@ void qmp_pcow_checkpoint_at_signal(const char *wanted, Error **errp)
         }
         sigaction(SIGPWR, &power, NULL);
     }
-    g_free(prefix);
-    prefix = g_strdup(wanted);
+    checkpoint_set_last(wanted);
 }

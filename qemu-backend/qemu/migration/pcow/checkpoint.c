@@ -399,6 +399,7 @@ qmp_pcow_checkpoint_create(const char *name, Error **errp)
     };
     PcowCheckpointCreated *result = NULL;
     Part last = {};
+    bool is_last;
 
     hostmem_pcow_await_changes();
     taking.home = last.pcow = checkpoint_home(errp);
@@ -413,8 +414,14 @@ qmp_pcow_checkpoint_create(const char *name, Error **errp)
         object_ref(OBJECT(taking.home->backend));
         g_array_append_val(taking.parts, last);
 
+        is_last = checkpoint_is_last(name);
+        hostmem_pcow_use_spare(is_last);
         result = create(&taking, errp);
+        hostmem_pcow_use_spare(false);
         checkpoint_end();
+        if (taking.size) {
+            checkpoint_note_size(taking.size);
+        }
 
         for (guint i = 0; i < taking.parts->len; i++) {
             Part *part = &g_array_index(taking.parts, Part, i);

@@ -75,7 +75,9 @@ bool checkpoint_check_images(const Checkpoint *checkpoint, bool forking,
 HostMemPcow *checkpoint_home(Error **errp);
 /* Fails if much of the guest's RAM is no image. */
 bool checkpoint_check_ram(Error **errp);
-/* The same; NULL without a word. */
+/* Bytes of RAM that are none, and so part of the state. */
+uint64_t checkpoint_other_ram(void);
+/* As checkpoint_home(); NULL without a word. */
 HostMemPcow *checkpoint_find_home(void);
 
 typedef enum CheckpointMark {
@@ -109,6 +111,19 @@ bool checkpoint_check_capabilities(Error **errp);
 void checkpoint_begin(void);
 void checkpoint_end(void);
 bool checkpoint_is_under_way(void);
+
+/* ---- migration/pcow/last.c ---- */
+
+/*
+ * Room is kept for the last moment of the VM, whose checkpoint has a name that
+ * begins so; NULL: there is none.
+ */
+void checkpoint_set_last(const char *prefix);
+const char *checkpoint_last_prefix(void);
+/* Is it that, and the VM stopped? */
+bool checkpoint_is_last(const char *name);
+/* So many bytes has the manifest and state of a checkpoint. */
+void checkpoint_note_size(uint64_t size);
 
 /* ---- migration/pcow/at_signal.c ---- */
 

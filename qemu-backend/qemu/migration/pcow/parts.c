@@ -69,6 +69,20 @@ HostMemPcow *checkpoint_home(Error **errp)
     return home;
 }
 
+uint64_t checkpoint_other_ram(void)
+{
+    uint64_t other = 0;
+    RAMBlock *block;
+
+    RCU_READ_LOCK_GUARD();
+    RAMBLOCK_FOREACH(block) {
+        if (!add_up(block, &other, NULL)) {
+            break;
+        }
+    }
+    return other;
+}
+
 bool checkpoint_check_ram(Error **errp)
 {
     uint64_t other = 0;

@@ -347,6 +347,10 @@ class WatchTest(base.TestCase):
     def test_one_that_fails_is_tried_later(self) -> None:
         self.fails = True
         self.assertRaises(exception.QmpFailed, self.watch.look, self.found)
+        # room for the last one is kept from then on
+        self.assertEqual(
+            [('pcow-checkpoint-at-signal', {'prefix': 'pcow-fixation-'})], self.found.asked
+        )
         self.fails = False
         self.now += 59
         self.assertEqual([], self.look())
