@@ -81,17 +81,6 @@ static void read_own_options(struct shim *shim)
         shim->more[0] = options_behind(shim->own);
 }
 
-static void load_drivers(struct shim *shim)
-{
-    static const char *const nvdimm[] = {"nfit", "nd_pmem", NULL};
-    static const char *const virtio[] = {"virtio_pci", "virtio_pmem", "nd_pmem", NULL};
-
-    if (machine_has_nvdimm())
-        drivers_load(&shim->arena, nvdimm);
-    if (machine_has_virtio_pmem())
-        drivers_load(&shim->arena, virtio);
-}
-
 /* Disks appear in their own time. */
 static int find_configuration(struct shim *shim)
 {
@@ -101,7 +90,7 @@ static int find_configuration(struct shim *shim)
     int result = -ENODEV;
 
     for (;;) {
-        size_t disks = disks_find(&shim->arena, &shim->volumes);
+        size_t disks = disks_find(&shim->volumes);
 
         if (disks != before || shim->volumes.count != volumes) {
             before = disks;
@@ -250,7 +239,6 @@ int main(void)
         result = fail_with(&shim->failure, -ENOMEM, "too little memory");
     } else {
         read_own_options(shim);
-        load_drivers(shim);
         result = find_configuration(shim);
         if (!result)
             result = boot(shim, started);

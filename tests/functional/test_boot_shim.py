@@ -77,7 +77,7 @@ class BootShimTest(boot_guest.BootTestCase):
     def test_too_little_memory_is_said(self) -> None:
         self.make_image()
         with self.start(
-            memory=96, ready=rb'pcow boot: there is too little memory for the kernel and its initrd'
+            memory=72, ready=rb'pcow boot: there is too little memory for the kernel and its initrd'
         ) as vm:
             self.assertEqual('running', vm.monitor.run('query-status')['status'])
 

@@ -13,6 +13,8 @@ packages_qemu_full=(libattr1-dev libasound2-dev libbpf-dev libbrlapi-dev libcaca
     libpmem-dev libpng-dev libpulse-dev librbd-dev librdmacm-dev libsasl2-dev libsdl2-dev libspice-protocol-dev
     libspice-server-dev libssh-dev libudev-dev libusb-1.0-0-dev libusbredirparser-dev libvdeplug-dev libvirglrenderer-dev
     libvte-2.91-dev nettle-dev)
+# For the boot shim's kernel.
+packages_kernel=(bc libelf-dev lz4)
 # To run images and virtual machines.
 packages_run=(qemu-utils qemu-system-data seabios ipxe-qemu libvirt-daemon libvirt-daemon-system libvirt-clients
     debootstrap e2fsprogs util-linux cpio busybox-static acl nbdkit libnbd-bin fuse3)

@@ -10,38 +10,15 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "config/probe.h"
 
 #define DISKS_MAX 16
 #define PARTITIONS_MAX 128
-#define MODULE_MAX ((size_t)16 << 20)
 #define VIRTIO_PMEM_ID "0x105b\n"
 
 static const char *const no_file_system[] = {"LUKS", "LVM"};
-
-void drivers_load(struct arena *arena, const char *const *names)
-{
-    struct volume shim = {.root = open("/modules", O_PATH | O_DIRECTORY | O_CLOEXEC)};
-    struct modules modules = {.count = 0};
-    size_t length;
-    char *dependencies = volume_read(arena, &shim, "modules.dep", CONFIG_MAX, &length);
-
-    for (; dependencies && *names; names++)
-        modules_add(arena, &modules, dependencies, *names);
-    for (size_t i = 0; i < modules.count; i++) {
-        char *data = volume_read(arena, &shim, modules.path[i], MODULE_MAX, &length);
-
-        /* those of few guests are compressed */
-        if (data)
-            data = module_unpack(arena, modules.path[i], data, &length);
-        if (data)
-            (void)syscall(SYS_init_module, data, length, "");
-    }
-    close(shim.root);
-}
 
 bool machine_has_nvdimm(void)
 {
@@ -69,19 +46,6 @@ bool machine_has_virtio_pmem(void)
     if (devices)
         closedir(devices);
     return found;
-}
-
-static void load_file_system(struct arena *arena, const char *type)
-{
-    static const char *const vfat[] = {"vfat", "nls_cp437", "nls_ascii", NULL};
-    static const char *const xfs[] = {"xfs", NULL}, *const btrfs[] = {"btrfs", NULL};
-
-    if (strcmp(type, "vfat") == 0)
-        drivers_load(arena, vfat);
-    else if (strcmp(type, "xfs") == 0)
-        drivers_load(arena, xfs);
-    else if (strcmp(type, "btrfs") == 0)
-        drivers_load(arena, btrfs);
 }
 
 static bool try_mount(const struct volume *volume, const char *device, const char *directory,
@@ -113,7 +77,7 @@ static void refuse(struct volumes *volumes, const char *device)
         strcpy(volumes->refused[volumes->refused_count++], device);
 }
 
-static void mount_volume(struct arena *arena, struct volumes *volumes, struct volume *volume)
+static void mount_volume(struct volumes *volumes, struct volume *volume)
 {
     char device[64], directory[64];
     int fd, yes = 1;
@@ -139,7 +103,6 @@ static void mount_volume(struct arena *arena, struct volumes *volumes, struct vo
     /* whatever a file system's driver thinks of it */
     ioctl(fd, BLKROSET, &yes);
     close(fd);
-    load_file_system(arena, volume->type);
     mkdir(directory, 0755);
     volume->dax = try_mount(volume, device, directory, true);
     if (!volume->dax && !try_mount(volume, device, directory, false)) {
@@ -183,7 +146,7 @@ static bool known(const struct volumes *volumes, const char *device)
     return false;
 }
 
-static void find_on(struct arena *arena, struct volumes *volumes, unsigned number, unsigned disk)
+static void find_on(struct volumes *volumes, unsigned number, unsigned disk)
 {
     char path[64];
     unsigned partitions = 0;
@@ -205,7 +168,7 @@ static void find_on(struct arena *arena, struct volumes *volumes, unsigned numbe
             continue;
         probe_partition(fd, partition, volume.partuuid);
         volume.start = read_start(volume.device);
-        mount_volume(arena, volumes, &volume);
+        mount_volume(volumes, &volume);
     }
     close(fd);
     if (!partitions) {
@@ -213,7 +176,7 @@ static void find_on(struct arena *arena, struct volumes *volumes, unsigned numbe
 
         snprintf(volume.device, sizeof volume.device, "pmem%u", number);
         if (!known(volumes, volume.device))
-            mount_volume(arena, volumes, &volume);
+            mount_volume(volumes, &volume);
     }
 }
 
@@ -224,7 +187,7 @@ static int compare_numbers(const void *a, const void *b)
     return (*x > *y) - (*x < *y);
 }
 
-size_t disks_find(struct arena *arena, struct volumes *volumes)
+size_t disks_find(struct volumes *volumes)
 {
     DIR *blocks = opendir("/sys/block");
     unsigned numbers[DISKS_MAX];
@@ -243,6 +206,6 @@ size_t disks_find(struct arena *arena, struct volumes *volumes)
     if (count)
         qsort(numbers, count, sizeof *numbers, compare_numbers);
     for (size_t i = 0; i < count; i++)
-        find_on(arena, volumes, numbers[i], (unsigned)i);
+        find_on(volumes, numbers[i], (unsigned)i);
     return count;
 }

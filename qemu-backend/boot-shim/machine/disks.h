@@ -3,21 +3,16 @@
 #ifndef SHIM_MACHINE_DISKS_H
 #define SHIM_MACHINE_DISKS_H
 
-#include "config/volume.h"
-#include "machine/module.h"
+#include <stdbool.h>
 
-/*
- * Load drivers of the shim's own, with what they need. What is missing is not said: see
- * disks_find().
- */
-void drivers_load(struct arena *arena, const char *const *names);
+#include "config/volume.h"
 
 /*
  * Mount the file systems of all disks that were not seen before, read-only and without their
  * journals: nothing is written to the guest. Says what it cannot look into.
  * Returns how many disks there are.
  */
-size_t disks_find(struct arena *arena, struct volumes *volumes);
+size_t disks_find(struct volumes *volumes);
 
 /* Whether the machine has virtio-pmem devices, and NVDIMMs that ACPI knows of. */
 bool machine_has_virtio_pmem(void);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Kernel modules: the shim's own, and those of the guest's kernel. */
+/* Modules of the guest's kernel. */
 #ifndef SHIM_MACHINE_MODULE_H
 #define SHIM_MACHINE_MODULE_H
 
