@@ -156,7 +156,8 @@ def kernel(*, update: bool = False) -> tuple[Path, str]:
     with _locked(directory):
         package = None if update else _kept()
         package = package or _fetch()
-        key = hashlib.sha256(f'{_VERSION}\n{_CONFIG.read_text()}'.encode()).hexdigest()[:12]
+        wanted = '\n'.join([_VERSION, *_wanted(_CONFIG.read_text())])
+        key = hashlib.sha256(wanted.encode()).hexdigest()[:12]
         entry = directory / f'{package.stem}_{key}'
         if not entry.exists():
             with tempfile.TemporaryDirectory(dir=directory, prefix='.part-') as part:
