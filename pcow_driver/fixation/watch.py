@@ -233,7 +233,7 @@ class Watch:
             return
         self._note(found, record, wanted)
         # first: where the pool has no room for a checkpoint, some is kept for the last one
-        self._arm(found, wanted.on_shutdown)
+        self._arm(found, wanted.on_shutdown, anew=record.state is records.State.FIXATED)
         self._take_if_due(found, wanted, records.read(found.uuid) or record)
 
     def _note(self, found: domain.Domain, record: records.Record, wanted: policy.Policy) -> None:
@@ -292,10 +292,13 @@ class Watch:
             known = self._runs[found.uuid] = (number, runs.current(found))
         return known[1]
 
-    def _arm(self, found: domain.Domain, on_shutdown: str) -> None:
-        """Once for each run of its QEMU, and for each policy."""
+    def _arm(self, found: domain.Domain, on_shutdown: str, *, anew: bool = False) -> None:
+        """Once for each run of its QEMU, and for each policy.
+
+        :param anew: it may have been told to keep none meanwhile, by who was to end it
+        """
         now = (self._run_of(found), on_shutdown)
-        if self._armed.get(found.uuid) == now:
+        if self._armed.get(found.uuid) == now and not anew:
             return
         try:
             at_signal.tell(found, on_shutdown)

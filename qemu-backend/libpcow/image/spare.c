@@ -61,12 +61,17 @@ bool spare_is_in_use(const struct pcow_image *image)
     return spare && __atomic_load_n(&spare->in_use, __ATOMIC_ACQUIRE);
 }
 
+bool spare_is_kept(const struct pcow_image *image)
+{
+    const struct spare *spare = get(image);
+
+    return spare && __atomic_load_n(&spare->kept, __ATOMIC_ACQUIRE);
+}
+
 void spare_note_records(struct pcow_image *image)
 {
-    struct spare *spare = get(image);
-
-    if (spare && __atomic_load_n(&spare->kept, __ATOMIC_ACQUIRE))
-        __atomic_store_n(&spare->records_due, true, __ATOMIC_RELEASE);
+    if (spare_is_kept(image))
+        __atomic_store_n(&get(image)->records_due, true, __ATOMIC_RELEASE);
 }
 
 static unsigned wanted(const struct spare *spare)
@@ -172,7 +177,7 @@ static void give_back_loan(struct pcow_image *image)
 }
 
 /* Those that are not wanted any more. */
-static void give_back_surplus(struct pcow_image *image)
+void spare_give_back_surplus(struct pcow_image *image)
 {
     struct spare *spare = get(image);
 
@@ -298,7 +303,6 @@ int spare_fill(struct pcow_image *image)
     uint64_t slab;
     int ret;
 
-    give_back_surplus(image);
     if (!__atomic_load_n(&spare->kept, __ATOMIC_ACQUIRE))
         return 0;
     place = find_place(spare);
@@ -317,7 +321,7 @@ void spare_end(struct pcow_image *image)
     if (!spare)
         return;
     spare_give_up(image);
-    give_back_surplus(image);
+    spare_give_back_surplus(image);
     __atomic_store_n(&image->spare, NULL, __ATOMIC_RELEASE);
     free(spare);
 }

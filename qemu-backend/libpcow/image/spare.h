@@ -40,6 +40,7 @@ void spare_give_up(struct pcow_image *image);
 /* Whoever makes a snapshot gets them, or not. */
 void spare_use(struct pcow_image *image, bool use);
 bool spare_is_in_use(const struct pcow_image *image);
+bool spare_is_kept(const struct pcow_image *image);
 
 /* How many there are, or should be, with the loan. */
 unsigned spare_count(const struct pcow_image *image);
@@ -54,6 +55,7 @@ void spare_note_records(struct pcow_image *image);
 
 /* By the thread: is there something to do? / Do some of it: 0 (there may be more), -ENOSPC, ... */
 bool spare_is_due(const struct pcow_image *image);
+void spare_give_back_surplus(struct pcow_image *image);
 int spare_fill(struct pcow_image *image);
 /* Once it has ended: nobody stores any more. */
 void spare_end(struct pcow_image *image);

@@ -50,7 +50,7 @@ static bool rest(struct pcow_map *map, uint32_t seen)
 {
     struct ahead *ahead = &map->ahead;
     struct timespec idle = {IDLE_SECONDS, 0}, soon = {0, SOON_NS}, spare = {0, SPARE_NS - 1};
-    bool something = ahead->holding || retire_is_due(map), expecting;
+    bool something = ahead->holding || retire_is_due(map), expecting, due;
     uint32_t guesses = __atomic_load_n(&ahead->guesses, __ATOMIC_SEQ_CST);
     long ret;
 
@@ -61,13 +61,14 @@ static bool rest(struct pcow_map *map, uint32_t seen)
     if (!expecting && __atomic_load_n(&ahead->guesses, __ATOMIC_SEQ_CST) != guesses)
         return true;
     __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);
+    due = spare_is_due(map->image);
     ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen,
-                  expecting                    ? &soon
-                  : spare_is_due(map->image) ? &spare
-                  : something                  ? &idle
-                                               : NULL,
+                  expecting   ? &soon
+                  : due       ? &spare
+                  : something ? &idle
+                              : NULL,
                   NULL, 0);
-    if (ret < 0 && errno == ETIMEDOUT && !expecting) {
+    if (ret < 0 && errno == ETIMEDOUT && !expecting && (something || !due)) {
         uint64_t count = accesses_served(map);
 
         if (count == ahead->idle_accesses)
@@ -96,6 +97,7 @@ static bool keep_spare(struct pcow_map *map)
 
     if (!spare_is_due(image) || lead_now_ns() - spare->tried_ns < SPARE_NS)
         return false;
+    spare_give_back_surplus(image);
     if (__atomic_exchange_n(&spare->records_due, false, __ATOMIC_ACQ_REL)) {
         turnstile_take(map);
         ret = layer_allocate_spare(image, SPARE_RECORDS);

@@ -88,7 +88,7 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
         if (ret != -ENOSPC || !waiting)
             break;
         /* Who would wait here may be whom the last snapshot needs. */
-        lent = spare_lend(map->image);
+        lent = map->full_policy != PCOW_FULL_FAIL && spare_lend(map->image);
         if (lent)
             continue;
         if (!told) {

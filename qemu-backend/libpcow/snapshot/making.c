@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <string.h>
 
+#include "chain/reclaim.h"
 #include "image/lock.h"
+#include "image/spare.h"
 #include "monitor/monitor.h"
 #include "snapshot/pin.h"
 #include "snapshot/tree.h"
@@ -47,12 +49,32 @@ static bool stores_are_on_medium(const struct pcow_image *image)
 
 /* ---- before the guest is held ---------------------------------------------------------------- */
 
+/*
+ * What is kept for the last snapshot stays, also when this one has its record, and has been renamed.
+ */
+static int leave_spare_records(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret = spare_is_kept(image) && !spare_is_in_use(image)
+                  ? layer_allocate_spare(image, SPARE_RECORDS + 3)
+                  : 0;
+
+    return ret ? error_set_errno(error, ret,
+                                 "%s: no space for the record of a snapshot beside those that are "
+                                 "kept for the last one; free space in the pool",
+                                 image->file.path)
+               : 0;
+}
+
 static int reserve(struct pcow_image *image, const struct layer *wanted, struct pcow_error *error)
 {
     struct making *making = &image->making;
     /* What is refused must not count as a change: images on this one would no longer open. */
     int ret = making_check_name(image, wanted->name, error);
 
+    if (!ret)
+        ret = leave_spare_records(image, error);
+    if (ret == -ENOSPC && reclaim_for_space(image))
+        ret = leave_spare_records(image, error);
     if (!ret)
         ret = tree_reserve_layer(image, true, true, &making->next.id, &making->next.slot, error);
     if (ret)

@@ -288,6 +288,43 @@ static void test_many_last_snapshots(void **state)
     end();
 }
 
+/* Those that are not the last leave the records to it. */
+static void test_records_stay(void **state)
+{
+    unsigned taken = 0;
+
+    (void)state;
+    for (unsigned before = 0; before < 10; before++) {
+        begin(PCOW_ENGINE_SIGNAL);
+        for (unsigned i = 0; i < before; i++) {
+            char name[32];
+
+            snprintf(name, sizeof name, "before%u", i);
+            MUST(pcow_snapshot_create(image, name, &error));
+        }
+        MUST(pcow_map_keep_spare(map, true, STATE, &error));
+        wait_for(SLABS);
+        fill();
+        for (unsigned i = 0; i < 20; i++) {
+            char name[32];
+
+            snprintf(name, sizeof name, "plain%u", i);
+            if (pcow_snapshot_create(image, name, NULL))
+                break;
+            taken++;
+        }
+        pcow_map_use_spare(map, true);
+        assert_int_equal(take(".taking"), 0);
+        pcow_map_use_spare(map, false);
+        MUST(pcow_snapshot_rename(image, ".taking", "last", &error));
+        assert_has_state("last");
+        make_room();
+        end();
+    }
+    /* A record lies in a page with others, so there is room for some. */
+    assert_true(taken > 0);
+}
+
 static void test_it_is_given_back(void **state)
 {
     uint64_t before;
@@ -451,6 +488,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_last_snapshot_is_found, tmpfs, pool_unmount),
         cmocka_unit_test_setup_teardown(test_last_snapshot_is_found, ext4, pool_unmount),
         cmocka_unit_test_setup_teardown(test_many_last_snapshots, large_tmpfs, pool_unmount),
+        cmocka_unit_test_setup_teardown(test_records_stay, tmpfs, pool_unmount),
         cmocka_unit_test_setup_teardown(test_it_is_given_back, tmpfs, pool_unmount),
         cmocka_unit_test_setup_teardown(test_a_kill, tmpfs, pool_unmount),
         cmocka_unit_test_setup_teardown(test_the_loan, tmpfs, pool_unmount),

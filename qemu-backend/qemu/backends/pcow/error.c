@@ -281,7 +281,7 @@ static bool serve_sigbus(siginfo_t *info, void *address, ucontext_t *context)
                 cpu_loop_exit(current_cpu);
             }
         }
-        hostmem_pcow_tcg_leave_store(address, reason(info));
+        hostmem_pcow_tcg_leave_store(address, reason(info), context);
     }
 #endif
     return hostmem_pcow_cover_page(pcow, offset, address, reason(info));

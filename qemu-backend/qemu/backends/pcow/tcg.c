@@ -22,6 +22,8 @@
 #define RETRY_INTERVAL_NS (10 * 1000 * 1000)
 /* Between two looks whether a machine check is there */
 #define PAUSE_NS (100 * 1000)
+/* Bytes, by one store of a helper */
+#define MOST_STORED 16
 
 /*
  * A machine check is under way: a guest that took an interrupt first would have
@@ -50,15 +52,6 @@ static void wait_or_fail(CPUState *cpu, const void *host)
     }
 }
 
-/* A helper loads from host memory, on behalf of generated code at @ra. */
-void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra)
-{
-    if (ra && !hostmem_pcow_can_load(host)) {
-        hostmem_pcow_memory_error(cpu, host, -EIO);
-        cpu_loop_exit_restore(cpu, ra);
-    }
-}
-
 /*
  * The store of a helper that has been prepared last by this thread.  It is not
  * tried with a load before, for which it would have to wait: whether the page
@@ -68,6 +61,16 @@ static __thread struct {
     const void *host;
     uintptr_t ra;
 } prepared;
+
+/* A helper loads from host memory, on behalf of generated code at @ra. */
+void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra)
+{
+    prepared.ra = 0;
+    if (ra && !hostmem_pcow_can_load(host)) {
+        hostmem_pcow_memory_error(cpu, host, -EIO);
+        cpu_loop_exit_restore(cpu, ra);
+    }
+}
 
 /*
  * It stores: at once if that is all it has asked for.  Who stores later, or
@@ -89,19 +92,32 @@ void hostmem_pcow_prepare_store(CPUState *cpu, void *host, uintptr_t ra)
     }
 }
 
+/* The kernel may tell the page and no more. */
+static bool is_prepared(const void *address)
+{
+    uintptr_t at = (uintptr_t)address, host = (uintptr_t)prepared.host;
+
+    return at - host < MOST_STORED ||
+           at == (host & -(uintptr_t)PCOW_PAGE_SIZE);
+}
+
 /*
  * In the handler of SIGBUS: does not return if that store has failed.  The same
+ * page may be loaded from by the next walk of the guest's page table.  The same
  * address may be stored to later on, by a device for which the vCPU came here:
  * that has the BQL, or another RCU section than the vCPU's own, and none of what
  * it holds would be released.
  */
-void hostmem_pcow_tcg_leave_store(const void *address, int error)
+void hostmem_pcow_tcg_leave_store(const void *address, int error,
+                                  const void *opaque)
 {
+    const ucontext_t *context = opaque;
+    bool is_write = context->uc_mcontext.gregs[REG_ERR] & 2;
     uintptr_t ra = prepared.ra;
 
-    if (!ra || !current_cpu || !current_cpu->running || bql_locked() ||
-        get_ptr_rcu_reader()->depth != 1 ||
-        ((uintptr_t)address ^ (uintptr_t)prepared.host) & -PCOW_PAGE_SIZE) {
+    if (!ra || !is_write || !is_prepared(address) || !current_cpu ||
+        !current_cpu->running || bql_locked() ||
+        get_ptr_rcu_reader()->depth != 1) {
         return;
     }
     prepared.ra = 0;

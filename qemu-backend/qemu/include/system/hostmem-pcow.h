@@ -410,7 +410,8 @@ void hostmem_pcow_tcg_init(void);
 /* In a signal handler: true for a trap of generated code, which goes on. */
 bool hostmem_pcow_tcg_serve(const siginfo_t *info, void *context);
 /* The same, of a store of a helper that has failed: does not return then. */
-void hostmem_pcow_tcg_leave_store(const void *address, int error);
+void hostmem_pcow_tcg_leave_store(const void *address, int error,
+                                  const void *context);
 /* Is the vCPU to leave its loop rather than to run?  In its thread. */
 bool hostmem_pcow_tcg_waits(CPUState *cpu);
 void hostmem_pcow_prepare_load(CPUState *cpu, const void *host, uintptr_t ra);

@@ -373,6 +373,10 @@ class WatchTest(base.TestCase):
         self.found.is_active = True
         self.look()
         self.assertEqual(3, len(self.found.asked))
+        # it was to end, was told to keep none, and somebody had it run on
+        self.enter(State.FIXATED, run=runs.current(self.found))
+        self.look()
+        self.assertEqual(4, len(self.found.asked))
         self.found.policy = policy.Policy(on_shutdown=policy.STOP)
         self.look()
         self.assertEqual((command, {}), self.found.asked[-1])

@@ -93,7 +93,9 @@ static bool finds_no_space(CPUState *cpu)
     do {
         ret = host ? hostmem_pcow_trap(host, true) : 0;
         /* As long as it waits there is no state of the VM to be kept. */
-    } while (ret == -ENOSPC && hostmem_pcow_lend_spare(host));
+    } while (ret == -ENOSPC && qatomic_read(&cpu->stop) &&
+             !hostmem_pcow_fails_when_full(host) &&
+             hostmem_pcow_lend_spare(host));
     if (ret == -ENOSPC && !hostmem_pcow_fails_when_full(host)) {
         return true;
     }
