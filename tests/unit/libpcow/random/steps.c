@@ -257,19 +257,26 @@ static void empty_pool(struct world *world)
     pool_empty(world, "filler");
 }
 
-/* Memory of the caller's lay over a page, as where an access was to end that could not be served. */
+/*
+ * Memory of the caller's lay over a page, as where an access was to end that could not be served.
+ * It has its content before: the thread that works ahead, or who calls beside, may map the slab anew
+ * at any time, and a store there would be one to the image.
+ */
 static void restore(struct world *world)
 {
     uint64_t offset = below(&world->seed, world->size / PAGE) * PAGE;
+    void *over =
+        mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct pcow_error error = {0};
     int ret;
 
+    if (over == MAP_FAILED)
+        wrong(world, "no memory: %d", errno);
+    memset(over, 0xee, PAGE);
     stop_guests(world);
-    if (mmap(world->memory + offset, PAGE, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0)
+    if (mremap(over, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, world->memory + offset)
         == MAP_FAILED)
         wrong(world, "no memory over a page: %d", errno);
-    memset(world->memory + offset, 0xee, PAGE);
     ret = pcow_map_restore(world->map, offset, PAGE, &error);
     if (ret)
         wrong(world, "restore: %d, %s", ret, error.message);
