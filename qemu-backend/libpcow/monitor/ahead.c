@@ -92,10 +92,10 @@ static void wait_for_operations(struct pcow_map *map)
 static bool keep_spare(struct pcow_map *map)
 {
     struct pcow_image *image = map->image;
-    struct spare *spare = image->spare;
+    struct spare *spare = __atomic_load_n(&image->spare, __ATOMIC_ACQUIRE);
     int ret = 0;
 
-    if (!spare_is_due(image) || lead_now_ns() - spare->tried_ns < SPARE_NS)
+    if (!spare || !spare_is_due(image) || lead_now_ns() - spare->tried_ns < SPARE_NS)
         return false;
     spare_give_back_surplus(image);
     if (__atomic_exchange_n(&spare->records_due, false, __ATOMIC_ACQ_REL)) {
