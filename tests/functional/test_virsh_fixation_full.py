@@ -60,6 +60,7 @@ class FullPoolTest(fixation_case.FixationTestCase):
         time.sleep(2)
         return not guest.reports()
 
+    @long.only_long  # the other one has this in it, and test_vm_last_moment without libvirt
     def test_the_host_goes_down(self) -> None:
         self.goes_down('full', waits=False)
 
