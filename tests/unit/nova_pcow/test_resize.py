@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
+import time
 from typing import Any
 from unittest import mock
 
@@ -30,6 +31,7 @@ from pcow_driver.pools import device
 from pcow_driver.pools import registry
 from tests.unit.nova_pcow import base
 
+_SECONDS = 10.0
 _FULL = processutils.ProcessExecutionError(
     stderr='No space left on device', exit_code=11, cmd='rsync'
 )
@@ -63,16 +65,20 @@ class ResizeTestCase(base.ServersTestCase):
             for item in self.api.get_instance_actions(self.server['id'])
             if item['action'] == action
         ]
-        found_words = json.dumps(
-            self.api.api_get(
-                f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}'
-            ).body
-        )
         wanted = (
             words
             or f'{self.root.stem} is in none of the pools fast of this host: mount the pool that '
             f'has it'
         )
+        end, found_words = time.monotonic() + _SECONDS, ''
+        # the server may be as it was before all of the action has been noted
+        while wanted not in found_words and time.monotonic() < end:
+            found_words = json.dumps(
+                self.api.api_get(
+                    f'/servers/{self.server["id"]}/os-instance-actions/{found["request_id"]}'
+                ).body
+            )
+            time.sleep(0.1)
         self.assertIn(wanted, found_words)
 
 
