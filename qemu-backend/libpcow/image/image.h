@@ -208,8 +208,8 @@ int layer_reserve(struct pcow_image *image, bool keep_spare, bool lazily, uint32
                   uint32_t *slot, struct pcow_error *error);
 
 /*
- * So many free slots have blocks, of those that need no further table: 0, -ENOSPC and others. Nobody
- * changes layers meanwhile.
+ * So many free slots have blocks, of those that need no further table: 0, -ENOSPC and others.
+ * Nobody changes layers meanwhile.
  */
 int layer_allocate_spare(struct pcow_image *image, unsigned count);
 

@@ -46,7 +46,9 @@ bool spare_is_kept(const struct pcow_image *image);
 unsigned spare_count(const struct pcow_image *image);
 unsigned spare_wanted(const struct pcow_image *image);
 
-/* Of a slab that is not: it has its blocks, and reads as zeros. False: there is none for who asks. */
+/*
+ * Of a slab that is not: it has its blocks, and reads as zeros. False: there is none for who asks.
+ */
 bool spare_take(struct pcow_image *image, uint64_t *slab);
 /* A block for a store that cannot wait. False: there is none. Async-signal-safe. */
 bool spare_lend(struct pcow_image *image);

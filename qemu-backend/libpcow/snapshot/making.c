@@ -50,7 +50,8 @@ static bool stores_are_on_medium(const struct pcow_image *image)
 /* ---- before the guest is held ---------------------------------------------------------------- */
 
 /*
- * What is kept for the last snapshot stays, also when this one has its record, and has been renamed.
+ * What is kept for the last snapshot stays, also when this one has its record, and has been
+ * renamed.
  */
 static int leave_spare_records(struct pcow_image *image, struct pcow_error *error)
 {

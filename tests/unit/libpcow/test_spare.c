@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * What is kept for the last snapshot of a guest: it is taken when the pool is full to the last
- * block, and nobody else gets what it needs. The pools are small ones of the test, which needs root.
+ * block, and nobody else gets what it needs. The pools are small ones of the test, which needs
+ * root.
  */
 #include "support.h"
 
@@ -439,7 +440,9 @@ static void test_the_loan(void **state)
     }
 }
 
-/* Whoever waits beside it takes what was lent to another one, and the loan is given back meanwhile. */
+/*
+ * Whoever waits beside it takes what was lent to another one, and the loan is given back meanwhile.
+ */
 static void test_the_loan_is_given_back(void **state)
 {
     (void)state;

@@ -259,8 +259,8 @@ static void empty_pool(struct world *world)
 
 /*
  * Memory of the caller's lay over a page, as where an access was to end that could not be served.
- * It has its content before: the thread that works ahead, or who calls beside, may map the slab anew
- * at any time, and a store there would be one to the image.
+ * It has its content before: the thread that works ahead, or who calls beside, may map the slab
+ * anew at any time, and a store there would be one to the image.
  */
 static void restore(struct world *world)
 {
