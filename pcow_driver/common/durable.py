@@ -19,10 +19,9 @@ from pcow_driver.common import descriptors
 PRIVATE = 0o640
 
 
-def replace(path: str, text: str, *, mode: int = PRIVATE, wait: bool = True) -> None:
+def replace(path: str, text: str, *, mode: int = PRIVATE) -> None:
     """Give a file this content in one step; durable on return.
 
-    :param wait: False: after a power failure it may have the content of before, and no other
     :raises OSError:
     """
     with _place(path) as (directory, name):
@@ -38,8 +37,7 @@ def replace(path: str, text: str, *, mode: int = PRIVATE, wait: bool = True) -> 
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
-        if wait:
-            sync(directory)
+        sync(directory)
 
 
 def read(path: str, *, own: bool = False) -> str:

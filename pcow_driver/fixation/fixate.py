@@ -101,7 +101,7 @@ def _begin(found: domain.Domain) -> records.Record:
     # Of a guest that runs QEMU is asked when it has stopped: until then it answers later.
     if not found.running():
         _check_whole(found)
-    if record is None or record.run != runs.current(found, record.run):
+    if record is None or record.run != runs.current(found):
         record = runs.begun(found)
     # One that was cut off has stopped the guest itself, and knows whether somebody had before.
     cut_off = record.state in (records.State.FIXATING, records.State.FIXATED)
@@ -109,8 +109,7 @@ def _begin(found: domain.Domain) -> records.Record:
     record = dataclasses.replace(record, state=records.State.RUNS, paused=paused)
     records.write(found.uuid, record)
     record = dataclasses.replace(record, state=records.State.FIXATING)
-    # For who finds this process killed. After a power failure what stood there before does as well.
-    records.write(found.uuid, record, wait=False)
+    records.write(found.uuid, record)
     return record
 
 

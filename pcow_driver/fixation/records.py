@@ -152,10 +152,9 @@ def last_fixation() -> float:
         return 0.0
 
 
-def write(uuid: str, wanted: Record, *, wait: bool = True) -> None:
+def write(uuid: str, wanted: Record) -> None:
     """Durable on return.
 
-    :param wait: False: a power failure may bring back what stood there before
     :raises StateInvalid: it cannot be kept, or leads from a state to one that does not follow it
     """
     path, before = path_of(uuid), read(uuid)
@@ -167,7 +166,7 @@ def write(uuid: str, wanted: Record, *, wait: bool = True) -> None:
     if before == wanted:
         return
     value = dataclasses.asdict(wanted) | {'state': wanted.state.value}
-    _replace(path, json.dumps(value) + '\n', wait=wait)
+    _replace(path, json.dumps(value) + '\n')
 
 
 def forget(uuid: str) -> None:
@@ -191,10 +190,10 @@ def _fixation_path() -> str:
     return os.path.join(locks.state_path(), _DIRECTORY, _FIXATION)
 
 
-def _replace(path: str, text: str, *, wait: bool = True) -> None:
+def _replace(path: str, text: str) -> None:
     try:
         locks.own_directory(_DIRECTORY)
-        durable.replace(path, text, mode=_MODE, wait=wait)
+        durable.replace(path, text, mode=_MODE)
     except OSError as e:
         raise exception.StateInvalid(path=path, reason=str(e.strerror)) from None
 

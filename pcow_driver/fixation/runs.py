@@ -14,14 +14,12 @@ from pcow_driver.vm import model
 from pcow_driver.vm import tree
 
 
-def current(found: domain.Domain, known: str = '') -> str:
+def current(found: domain.Domain) -> str:
     """Of a domain that is active; another one of each QEMU and each boot of the host.
 
-    :param known: a run of it, which is told faster if it is that
     :raises DomainInvalid: its QEMU has ended
     """
-    process = found.process(known.partition('/')[2])
-    return f'{boot_id.current()}/{process}'
+    return f'{boot_id.current()}/{found.process()}'
 
 
 def is_of_this_boot(record: records.Record) -> bool:

@@ -213,14 +213,13 @@ class Domain:
         """Of its run; libvirt begins anew with these when it is started."""
         return int(self._domain.ID())
 
-    def process(self, likely: str = '') -> str:
+    def process(self) -> str:
         """Which process its QEMU is, and since when: another one of each QEMU until the host boots.
 
-        :param likely: what this has returned before, which is looked at first
         :raises DomainInvalid: it has none on this host
         """
         user = libvirt_xml.user(self._domain.XMLDesc(0))
-        found = qemu_process.find(self.name, self.uuid, user, likely)
+        found = qemu_process.find(self.name, self.uuid, user)
         if found is None:
             raise exception.DomainInvalid(
                 domain=self.name, reason='no process on this host has its UUID (-uuid)'

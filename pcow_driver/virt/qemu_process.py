@@ -17,20 +17,17 @@ _PIDS = '/run/libvirt/qemu'  # where the libvirt of the host keeps those of its 
 _PROC = Path('/proc')
 
 
-def find(name: str, uuid: str, user: int | None, likely: str = '') -> str | None:
+def find(name: str, uuid: str, user: int | None) -> str | None:
     """The process of the domain that is active, and since when: another one of each QEMU until the
     host boots; None: it has none on this host.
 
     :param user: as whom libvirt runs it; None: libvirt does not tell
-    :param likely: what this has found before
     """
-    users = {0, os.geteuid()} | ({user} if user is not None else set())
-    if _identify(likely.partition('-')[0], uuid, users) == likely:
-        return likely
     with contextlib.suppress(OSError):
         pid = Path(_PIDS, f'{name}.pid').read_text().strip()
         if (found := _identify(pid, uuid)) is not None:
             return found
+    users = {0, os.geteuid()} | ({user} if user is not None else set())
     for pid in os.listdir(_PROC):
         if (found := _identify(pid, uuid, users)) is not None:
             return found

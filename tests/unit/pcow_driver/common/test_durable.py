@@ -61,13 +61,6 @@ class DurableTest(base.TestCase):
         self.watch.check(self, path)
         self.assertEqual(('new', 0o640), (path.read_text(), stat.S_IMODE(path.stat().st_mode)))
 
-    def test_replaced_without_waiting(self) -> None:
-        """The content is on the medium before it has the name, whenever that is."""
-        path = self.directory / 'file'
-        durable.replace(str(path), 'new', wait=False)
-        self.assertEqual(['fsync', 'replace'], [what for what, _where in self.watch.seen])
-        self.assertEqual('new', path.read_text())
-
     def test_list_of_pools(self) -> None:
         pools = registry.PoolRegistry()
         pools.create('p', str(self.directory / 'p'))

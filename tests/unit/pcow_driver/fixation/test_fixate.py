@@ -42,7 +42,7 @@ class _Domain:
     def running(self) -> bool:
         return ('suspend', self.name) not in self.calls and self.name not in self.paused
 
-    def process(self, _likely: str) -> str:
+    def process(self) -> str:
         return '7'
 
     def is_whole(self) -> bool:

@@ -54,7 +54,7 @@ class _Domain:
     def libvirt_id(self) -> int:
         return self.run
 
-    def process(self, _likely: str) -> str:
+    def process(self) -> str:
         return f'process-{self.run}'
 
     def is_whole(self) -> bool:
