@@ -285,12 +285,17 @@ def suspend(found: domain.Domain, begin: Callable[[], None]) -> None:
         # as the checkpoint, which finds out exactly when nothing is stored any more
         with room.for_snapshot(*found.writable()):
             pass
+        found.check_answers()
         begin()
         try:
             found.suspend()  # what is stored behind the checkpoint would be lost
             # not the last one: it goes on before this is deleted
             checkpoint.take(found, reserved.SUSPENDED)
             found.destroy()
+        except exception.NoAnswer as e:
+            # what there may be of its state is given up before it is suspended again
+            found.resume_later(e)
+            raise
         except BaseException:
             with interrupt.clearing_up():
                 _go_on(found)
