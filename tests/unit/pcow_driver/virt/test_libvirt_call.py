@@ -114,14 +114,15 @@ class LibvirtCallTest(LibvirtCallCase):
             time.sleep(0.3)
             ended.append('slow')
 
+        left: list[type[KeyboardInterrupt]] = []
+
         def first(call: libvirt_call._Call, end: float) -> bool:
-            waits.append(end)
-            if len(waits) <= signals:
-                raise KeyboardInterrupt
+            if left:
+                raise left.pop()
             return wait(call, end)
 
         for signals, expected in ((1, ['slow']), (2, [])):
-            waits: list[float] = []
+            left.extend([KeyboardInterrupt] * signals)
             ended.clear()
             with mock.patch.object(libvirt_call._Call, 'wait', first):
                 self.assertRaises(KeyboardInterrupt, self.ask, slow)
@@ -182,25 +183,28 @@ class DomainTest(LibvirtCallCase):
         self.standing.go_on()
         self.until(lambda: self.recorded.calls == ['query-status'] * 3)
 
-    def test_snapshot_that_nobody_knows(self) -> None:
-        """QEMU makes it when it goes on, and it is deleted; one that it has refused is another."""
+    def given_up(self, **reply: Any) -> None:
         self.useFixture(fixtures.MonkeyPatch('pcow_driver.virt.libvirt_call._LONG', 1))
-        for reply, then in (({'return': {}}, ['pcow-snapshot-delete']), ({'error': {}}, [])):
-            self.standing = Standing(self)
-            self.stands_at = 'pcow-snapshot-create'
-            self.recorded.reply, self.recorded.calls = reply, []
-            if 'error' in reply:
-                self.useFixture(
-                    fixtures.MonkeyPatch(
-                        'pcow_driver.virt.domain.Domain.check_answers', lambda _found: None
-                    )
-                )
+        self.stands_at, self.recorded.reply = 'pcow-snapshot-create', {'return': {}}
+        self.found.check_answers()
+        self.recorded.reply, self.recorded.calls = reply, []
+        with mock.patch.object(domain.Domain, 'check_answers'):
             self.no_answer(lambda: self.found.snapshot_create('s1'), 'pcow-snapshot-create')
-            self.standing.go_on()
-            self.until(lambda: 'pcow-snapshot-create' in self.recorded.calls)
-            self.until(lambda: self.recorded.calls[-1:] == (then or ['pcow-snapshot-create']))
-            time.sleep(0.1)
-            self.assertEqual(['pcow-snapshot-create', *then], self.recorded.calls[-1 - len(then) :])
+        self.assertEqual([], self.recorded.calls)
+        self.standing.go_on()
+
+    def test_snapshot_that_nobody_knows(self) -> None:
+        """QEMU makes it when it goes on, and it is deleted."""
+        self.given_up(**{'return': {}})
+        made = ['pcow-snapshot-create', 'pcow-snapshot-delete']
+        self.until(lambda: self.recorded.calls == made)
+
+    def test_snapshot_that_was_there(self) -> None:
+        """QEMU refuses one of that name, and it stays."""
+        self.given_up(error={'class': 'GenericError', 'desc': 'there is one'})
+        self.until(lambda: self.recorded.calls == ['pcow-snapshot-create'])
+        time.sleep(0.2)
+        self.assertEqual(['pcow-snapshot-create'], self.recorded.calls)
 
     def test_paused(self) -> None:
         def work() -> None:
