@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import contextlib
 import faulthandler
 import os
+from pathlib import Path
 import random
 import threading
 import time
@@ -143,7 +144,7 @@ class Volumes:
         qemu = standing_qemu.StandingQemu(path)
         standing_qemu.install(qemu)
         try:
-            with base.opened(path, tool.find('pcow_io')):
+            with base.opened(path, Path(tool.find('pcow_io'))):
                 yield
         finally:
             qemu.go_on()

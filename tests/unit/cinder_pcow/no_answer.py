@@ -18,6 +18,7 @@ import contextlib
 import faulthandler
 import json
 import os
+from pathlib import Path
 import threading
 import time
 import types
@@ -123,7 +124,7 @@ def main() -> None:
     told: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         for path in paths:
-            stack.enter_context(base.opened(path, pcow_io))
+            stack.enter_context(base.opened(path, Path(pcow_io)))
         operations = {
             'create': lambda: made.create_snapshot(snapshot_of(volume)),
             'delete': lambda: made.delete_snapshot(there),
