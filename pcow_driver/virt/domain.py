@@ -464,7 +464,8 @@ class Domain:
 
         :raises NoAnswer:
         """
-        self._qmp('query-status')
+        with contextlib.suppress(exception.QmpFailed):  # which is an answer
+            self._qmp('query-status')
 
     def query(self, command: str = 'query-pcow') -> list[dict[str, Any]]:
         """What QEMU says of its pcow backends, or of others of its things; only while active.

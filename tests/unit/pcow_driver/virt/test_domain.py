@@ -284,13 +284,13 @@ class DomainTest(base.TestCase):
         said = 'another checkpoint of the VM is being taken: wait until that has ended'
         refusal = json.dumps({'error': {'class': 'GenericError', 'desc': said}})
         _recorded, found = self._domain(active=True)
-        monitor = mock.Mock(side_effect=[refusal, refusal, '{"return": {}}'])
+        monitor = mock.Mock(side_effect=['{"return": {}}', refusal, refusal, '{"return": {}}'])
         with (
             mock.patch.object(sys.modules['libvirt_qemu'], 'qemuMonitorCommand', new=monitor),
             mock.patch.object(domain, '_RETRY', new=0.001),
         ):
             found.snapshot_create('s1')
-            self.assertEqual(3, monitor.call_count)
+            self.assertEqual(4, monitor.call_count)
             monitor.side_effect = itertools.repeat(refusal)
             with mock.patch.object(domain, '_WAITS', new={'is being taken: wait': 0.01}):
                 self.assertRaises(exception.QmpFailed, found.snapshot_create, 's1')
