@@ -98,9 +98,10 @@ class Pool:
         :raises PoolInvalid: it was removed, or is not mounted any more; or something that is no
             lock is in it
         """
-        with locks.lock(f'pool-{self.uuid}'), contextlib.ExitStack() as stack:
+        name = f'pool-{self.uuid}'
+        with locks.lock(name), contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locks.lock_in(self.path, names.LOCK, self._check_there))
+                stack.enter_context(locks.lock_in(self.path, names.LOCK, name, self._check_there))
             except OSError as e:
                 raise exception.PoolInvalid(
                     path=self.path, reason=f'{names.LOCK}: {e.strerror}: delete that'
