@@ -10,6 +10,7 @@ that is suspended is one at a checkpoint of the driver's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 import os
 from typing import Any
 
@@ -35,6 +36,7 @@ from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import ram as vm_ram
+from pcow_driver.vm import state_room
 from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
@@ -283,7 +285,8 @@ def suspend(found: domain.Domain, begin: Callable[[], None]) -> None:
             )
         _forget_left(found)
         # as the checkpoint, which finds out exactly when nothing is stored any more
-        with room.for_snapshot(*found.writable()):
+        of_state = functools.partial(state_room.of_state, found)
+        with room.for_snapshot(*found.writable(), beside=of_state):
             pass
         found.check_answers()
         begin()

@@ -441,11 +441,12 @@ class Pool:
             )
         self._check_provisioned(provisioned.whole_size(size), fixed)
 
-    def check_snapshot_room(self, *files: str) -> int:
+    def check_snapshot_room(self, *files: str, beside: int = 0) -> int:
         """Refuse snapshots of images, after which their guests can fill them once more; a draining
         pool takes them.
 
         :param files: names of the files
+        :param beside: bytes that are stored into them besides
         :return: bytes that can come to them then, and could not before; 0 if there is no limit
         :raises NoRoom:
         """
@@ -453,7 +454,7 @@ class Pool:
             return 0
         found = image.list_directory(self.path, *files) if files else {}
         items = [item for item in found.values() if isinstance(item, model.Summary)]
-        more = sum(item.may_grow_frozen - item.may_grow for item in items)
+        more = sum(item.may_grow_frozen - item.may_grow for item in items) + beside
         self._check_provisioned(more, 0)
         return more
 

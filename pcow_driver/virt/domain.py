@@ -154,7 +154,7 @@ def all_images() -> Files:
 
 def names_of_all(connection: Any) -> list[str]:
     """Of all domains, running or not."""
-    return list(names_by_uuid(connection).values())
+    return [str(one.name()) for one in libvirt_call.Proxy(connection).listAllDomains()]
 
 
 def names_by_uuid(connection: Any) -> dict[str, str]:

@@ -66,6 +66,9 @@ class _Domain:
     def qmp(self, command: str, **arguments: str) -> None:
         self.asked.append((command, arguments))
 
+    def writable(self) -> list[str]:
+        return []
+
     def query(self) -> list[dict[str, Any]]:
         self.queries += 1
         return [{'stats': {'pages-copied': pages}} for pages in self.copied]

@@ -29,6 +29,19 @@ from tests.unit.pcow_driver import base
 
 MIB = units.MIB
 
+# of which the state is that large: of the next one 4 MiB are reckoned
+CHECKPOINT = {
+    'name': 'c',
+    'date-sec': 1795812953,
+    'date-nsec': 0,
+    'parent': None,
+    'current': True,
+    'state-size': 0,
+    'data-size': 0,
+    'shared-size': 0,
+    'delete-frees': 0,
+}
+
 
 class RoomTest(base.TestCase):
     def setUp(self) -> None:
@@ -147,6 +160,8 @@ class RoomTest(base.TestCase):
                 yield
 
             def qmp(self, command: str, **arguments: str | int) -> Any:
+                if command == 'query-pcow-checkpoints':
+                    return [CHECKPOINT]
                 meanwhile()
                 return {'pause': 0, 'durable': 0, 'state-size': 0}
 
