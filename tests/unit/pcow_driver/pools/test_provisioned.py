@@ -176,10 +176,18 @@ class ProvisionedTest(base.TestCase):
         with process.Process(spec, directory) as vm, vm.started(run=False):
             yield vm
 
+    def leave_little(self, pool: pool_module.Pool, chance: random.Random) -> None:
+        """At times: no more than such a thing may take."""
+        account = pool.account()
+        left = (account.limit or 0) - account.provisioned - chance.randrange(64) * MIB
+        if left > 0 and chance.randrange(2):
+            Path(pool.path, f'file-{self.new_name()}').write_bytes(bytes(left))
+
     def checkpoint(
         self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage
     ) -> None:
         """With the state of its devices, which lies beyond what the guest can fill."""
+        self.leave_little(pool, chance)
         with self.machine(one) as vm:
             for _time in range(chance.choice((1, 3))):
                 checkpoint.take(vm, f's{self.new_name()}')
@@ -189,6 +197,7 @@ class ProvisionedTest(base.TestCase):
         self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage
     ) -> None:
         """What QEMU keeps for the last moment, and that moment."""
+        self.leave_little(pool, chance)
         with self.machine(one) as vm:
             at_signal.keep(vm, 'last-')
             self.check_figures(pool)
