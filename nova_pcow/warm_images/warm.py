@@ -343,7 +343,9 @@ def fork(record: warm_records.Record, uuid: str) -> list[str]:
         undo.callback(storage.delete_made, _pool(record), made)
         for item in checked(record):
             name = storage.image_name(uuid, item.role)
-            image_fork.fork(item.path, record.checkpoint, name)
+            image_fork.fork(
+                item.path, record.checkpoint, name, cluster_size=image_fork.VM_CLUSTER_SIZE
+            )
             made.append(name)
         undo.pop_all()
     return made
