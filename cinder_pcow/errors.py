@@ -40,7 +40,12 @@ def snapshot_busy(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (exception.ToolFailed, exception.QmpFailed, exception.ExportFailed) as e:
+    except (
+        exception.ToolFailed,
+        exception.QmpFailed,
+        exception.ExportFailed,
+        exception.LibvirtFailed,  # QEMU does not answer now, for instance
+    ) as e:
         raise cinder_exception.SnapshotIsBusy(message=f'{name}: {e}') from e
     except exception.PcowError as e:
         raise cinder_exception.VolumeBackendAPIException(data=str(e)) from e

@@ -25,6 +25,7 @@ from nova_pcow.servers import rebuild as rebuild_module
 from nova_pcow.servers import storage
 from pcow_driver.common import exception
 from pcow_driver.templates import template_cache
+from pcow_driver.virt import domain
 
 
 class CreationLibvirtDriver(live_migrations.LiveMigrationLibvirtDriver):
@@ -100,7 +101,7 @@ class CreationLibvirtDriver(live_migrations.LiveMigrationLibvirtDriver):
                 self._warm.pop(instance.uuid, None)
         if is_warm:
             # its clock stands where that of its parent did
-            self._host.get_guest(instance).sync_guest_time()
+            domain.Domain(self._host.get_connection(), instance.name).set_clock()
         rebuild_module.keep_image(instance)
 
     def _create_images(

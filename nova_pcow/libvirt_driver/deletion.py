@@ -14,7 +14,6 @@ from nova import exception as nova_exception
 from nova.compute import task_states
 from nova.compute import vm_states
 from nova.virt.libvirt import utils as libvirt_utils
-from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from nova_pcow.common import flavor as flavor_module
@@ -121,9 +120,9 @@ class DeletionLibvirtDriver(resizes.ResizeLibvirtDriver):
         """What migrations to this host have left of servers that are elsewhere now, or no more."""
         for uuid in notes.servers(notes.ARRIVING):
             try:
-                with live_migration.arrival_lock(uuid, blocking=False):
+                with live_migration.arrival_lock(uuid, seconds=0):
                     self._delete_leftover(uuid)
-            except lockutils.AcquireLockFailedException:
+            except exception.LockHeld:
                 continue  # it is just being prepared
             except exception.PcowError as e:
                 LOG.warning('%s', e)

@@ -5,6 +5,7 @@ it runs; see :mod:`nova_pcow.migration.live_migration`.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from nova import exception as nova_exception
@@ -24,6 +25,8 @@ from nova_pcow.servers import storage
 from pcow_driver.pools import pool as pool_module
 
 LOG = logging.getLogger(__name__)
+
+_PATIENCE = 60  # seconds, for who makes or deletes images of an arrival of the same server
 
 
 class LiveArrivalLibvirtDriver(deletion.DeletionLibvirtDriver):
@@ -109,7 +112,9 @@ class LiveArrivalLibvirtDriver(deletion.DeletionLibvirtDriver):
                 context, instance, block_device_info, network_info, disk_info, migrate_data
             )
         # else what is made here would be taken for what an earlier migration has left
-        with live_migration.arrival_lock(instance.uuid):
+        with contextlib.ExitStack() as stack:
+            with errors.fail_migration():
+                stack.enter_context(live_migration.arrival_lock(instance.uuid, seconds=_PATIENCE))
             with errors.fail_migration():
                 was_cut_short = self._was_cut_short(instance.uuid)
                 pool, images = self._check_arrival(

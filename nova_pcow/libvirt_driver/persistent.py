@@ -15,7 +15,6 @@ from typing import Any
 from nova import context as nova_context
 from nova import exception as nova_exception
 from nova import objects
-from nova import utils
 from nova.compute import power_state
 from nova.compute import utils as compute_utils
 from nova.compute import vm_states
@@ -247,7 +246,7 @@ class PersistenceLibvirtDriver(domains.DomainLibvirtDriver):
 
     def _arrive(self, instance: Any, name: str) -> None:
         """It runs, whatever comes of this."""
-        found = utils.tpool_wrap(domain.Domain(self._host.get_connection(), instance.name))
+        found = domain.Domain(self._host.get_connection(), instance.name)
         try:
             LOG.warning(
                 'It goes on from %s, of %.0f s ago', name, owned.age(found, name), instance=instance
@@ -307,9 +306,8 @@ class PersistenceLibvirtDriver(domains.DomainLibvirtDriver):
         """Of one that has just stopped: whether it was for a checkpoint."""
         try:
             with domain.errors():
-                connection = self._host.get_connection()
-                name = connection.lookupByUUIDString(uuid).name()
-                return self._stands_for_a_moment(domain.Domain(connection, name))
+                found = domain.Domain.by_uuid(self._host.get_connection(), uuid)
+                return self._stands_for_a_moment(found)
         except exception.PcowError as e:
             LOG.debug('Why the server %s stands cannot be told: %s', uuid, e)
             return False

@@ -24,6 +24,7 @@ from nova_pcow.snapshots import snapshot as snapshot_module
 from nova_pcow.snapshots import suspension
 from nova_pcow.warm_images import warm
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_call
 
 CONF = nova.conf.CONF
 
@@ -124,10 +125,10 @@ class SnapshotLibvirtDriver(volumes.VolumeLibvirtDriver):
         with suspension.resume_errors():
             self._interrupted.discard(instance.uuid)
             suspension.check_task(context, instance, task_states.RESUMING)
-            guest = self._host.get_guest(instance)
             self.plug_vifs(instance, network_info)
-            suspension.Suspension.of(instance, self._host).resume()
-        guest.sync_guest_time()
+            suspended = suspension.Suspension.of(instance, self._host)
+            suspended.resume()
+        suspended.set_clock()
 
     def resume_state_on_host_boot(
         self, context: Any, instance: Any, network_info: Any, *more: Any, **later: Any
@@ -153,5 +154,6 @@ class SnapshotLibvirtDriver(volumes.VolumeLibvirtDriver):
         """
         if flavor_module.is_pcow(instance):
             with contextlib.suppress(nova_exception.InstanceNotFound):
-                snapshot_module.forget_all(self._host.get_guest(instance)._domain)
+                guest = self._host.get_guest(instance)
+                snapshot_module.forget_all(libvirt_call.Proxy(guest._domain, guest.name))
         super()._undefine_domain(instance, keep_vtpm=keep_vtpm, keep_nvram=keep_nvram)

@@ -22,6 +22,7 @@ from nova.virt.libvirt import driver as libvirt_driver
 from nova_pcow.common import flavor as flavor_module
 from nova_pcow.servers import disk
 from nova_pcow.servers import volume
+from pcow_driver.virt import libvirt_call
 
 
 class VolumeLibvirtDriver(libvirt_driver.LibvirtDriver):
@@ -63,7 +64,7 @@ class VolumeLibvirtDriver(libvirt_driver.LibvirtDriver):
         with contextlib.suppress(nova_exception.InstanceNotFound):
             guest = self._host.get_guest(instance)
             volume.check_detach(guest.is_active(), mountpoint)
-            volume.unplug(guest._domain, connection_info)
+            volume.unplug(libvirt_call.Proxy(guest._domain, guest.name), connection_info)
         self._disconnect_volume(context, connection_info, instance, encryption=encryption)
 
     def _get_guest_disk_device(

@@ -11,7 +11,6 @@ from nova import context as nova_context
 from nova import exception as nova_exception
 from nova import objects
 from nova import service_auth
-from nova import utils
 from nova.conf import service_token
 from oslo_log import log as logging
 
@@ -154,12 +153,7 @@ class WarmEndLibvirtDriver(snapshots.SnapshotLibvirtDriver):
             with domain.errors():
                 self._confirm(record)
                 parent = warm_end.find_parent(self._host.get_connection(), record)
-                # QEMU may take its time
-                warm_end.remove(
-                    record,
-                    None if parent is None else utils.tpool_wrap(parent),
-                    unless_complete=unless_complete,
-                )
+                warm_end.remove(record, parent, unless_complete=unless_complete)
         except (exception.PcowError, OSError, nova_exception.NovaException) as e:
             LOG.warning('%s', e)
 

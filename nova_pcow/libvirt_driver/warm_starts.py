@@ -9,7 +9,6 @@ from collections.abc import Callable
 import functools
 from typing import Any
 
-from nova import utils
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
 import nova.conf
@@ -75,8 +74,7 @@ class WarmLibvirtDriver(warm_ends.WarmEndLibvirtDriver):
         self, context: Any, instance: Any, image_id: str, update_task_state: Any
     ) -> None:
         self._drop_deleted(context, instance.project_id)
-        # QEMU answers when the checkpoint is there
-        found = utils.tpool_wrap(domain.Domain(self._host.get_connection(), instance.name))
+        found = domain.Domain(self._host.get_connection(), instance.name)
         record = self._new_record(context, instance, image_id, found)
         with warm.taken(found, record, self._undo) as taken:
             self._make_image(
@@ -281,7 +279,7 @@ class WarmLibvirtDriver(warm_ends.WarmEndLibvirtDriver):
         """
         bare, interfaces = warm_xml.split(xml)
         libvirt_guest.Guest.create(bare, self._host)
-        found = utils.tpool_wrap(domain.Domain(self._host.get_connection(), instance.name))
+        found = domain.Domain(self._host.get_connection(), instance.name)
         guest = libvirt_guest.Guest.create(
             warm_xml.adopt(found.definition(), start.record.machine), self._host
         )

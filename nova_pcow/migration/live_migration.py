@@ -19,7 +19,6 @@ from typing import Self
 
 from lxml import etree
 from nova import objects
-from oslo_concurrency import lockutils
 
 from nova_pcow.common import flavor as flavor_module
 from nova_pcow.migration import cold_migration
@@ -27,6 +26,7 @@ from nova_pcow.migration import travel_base
 from nova_pcow.records import notes
 from nova_pcow.servers import storage
 from pcow_driver.common import exception
+from pcow_driver.common import locks
 from pcow_driver.common import names
 from pcow_driver.common import units
 from pcow_driver.images import image
@@ -80,13 +80,13 @@ class Prepared:
         return cls(**{key: value for key, value in told.items() if key in known})
 
 
-def arrival_lock(uuid: str, *, blocking: bool = True) -> contextlib.AbstractContextManager[Any]:
+def arrival_lock(uuid: str, *, seconds: float) -> contextlib.AbstractContextManager[None]:
     """Hold while images are made for the arrival of a server, and while those of an earlier one are
     deleted.
 
-    :raises lockutils.AcquireLockFailedException: somebody holds it, and ``blocking`` is off
+    :raises LockHeld: somebody holds it, and has not given it up in that time
     """
-    return lockutils.lock(f'pcow-arrival-{uuid}', blocking=blocking)
+    return locks.lock(f'arrival-{uuid}', seconds=seconds)
 
 
 def put(migrate_data: Any, value: Any) -> None:

@@ -15,6 +15,7 @@ from nova import privsep
 from oslo_concurrency import processutils
 
 from pcow_driver.common import exception
+from pcow_driver.virt import libvirt_call
 
 HOOK = '/etc/libvirt/hooks/qemu.d/pcow'
 
@@ -24,7 +25,8 @@ def profile(host: Any, instance: Any) -> str | None:
 
     :param host: nova.virt.libvirt.host.Host
     """
-    capabilities = etree.fromstring(host.get_connection().getCapabilities().encode())
+    connection = libvirt_call.Proxy(host.get_connection())
+    capabilities = etree.fromstring(connection.getCapabilities().encode())
     models = {item.text for item in capabilities.findall('host/secmodel/model')}
     return f'libvirt-{instance.uuid}' if 'apparmor' in models else None
 

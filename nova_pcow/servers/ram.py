@@ -10,6 +10,7 @@ that is suspended is one at a checkpoint of the driver's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 import os
 from typing import Any
 
@@ -35,6 +36,7 @@ from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import ram as vm_ram
+from pcow_driver.vm import state_room
 from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
@@ -283,14 +285,20 @@ def suspend(found: domain.Domain, begin: Callable[[], None]) -> None:
             )
         _forget_left(found)
         # as the checkpoint, which finds out exactly when nothing is stored any more
-        with room.for_snapshot(*found.writable()):
+        of_state = functools.partial(state_room.of_state, found)
+        with room.for_snapshot(*found.writable(), beside=of_state):
             pass
+        found.check_answers()
         begin()
         try:
             found.suspend()  # what is stored behind the checkpoint would be lost
             # not the last one: it goes on before this is deleted
             checkpoint.take(found, reserved.SUSPENDED)
             found.destroy()
+        except exception.NoAnswer as e:
+            # what there may be of its state is given up before it is suspended again
+            found.resume_later(e)
+            raise
         except BaseException:
             with interrupt.clearing_up():
                 _go_on(found)

@@ -116,6 +116,7 @@ def suspend(virtual_domain: Any, found: domain.Domain, begin: Callable[[], None]
         cannot be deleted, or a pool has no room
     """
     _check_disks(virtual_domain)
+    found.check_answers()
     libvirt = _libvirt()
     forget_suspended(virtual_domain)
     # QEMU refuses a snapshot for one of the same name in any image

@@ -29,6 +29,7 @@ from nova_pcow.snapshots import snapshot
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_call
 
 LOG = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Suspension:
         """
         return cls(
             instance,
-            host.get_guest(instance)._domain,
+            libvirt_call.Proxy(host.get_guest(instance)._domain, instance.name),
             domain.Domain(host.get_connection(), instance.name),
             has_ram=flavor_module.of(instance).has_ram,
         )
@@ -143,6 +144,10 @@ class Suspension:
                     self._note_used(used=False)
             raise
         self.forget()
+
+    def set_clock(self) -> None:
+        """Of one that was resumed; whatever comes of it."""
+        self._domain.set_clock()
 
     def exists(self) -> bool:
         """Whether there is a state of it, used or not.

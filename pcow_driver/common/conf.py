@@ -91,6 +91,15 @@ OPTS: list[cfg.Opt] = [
         default='qemu:///system',
         help='Connection over which running domains are controlled.',
     ),
+    cfg.IntOpt(
+        'libvirt_timeout',
+        default=60,
+        min=1,
+        help='Seconds after which a call of libvirt is given up that libvirt, or the QEMU of a '
+        'domain, does not answer. What writes data of a guest, starts or ends it, has ten times as '
+        'long. libvirt itself gives up after 30 s where another call of the same domain keeps it '
+        'waiting, so fewer hide what it says.',
+    ),
     cfg.StrOpt(
         'conversion_dir',
         default='/var/tmp',  # noqa: S108 - the files in it have random names

@@ -238,6 +238,16 @@ class LibvirtFailed(PcowError):
     msg_fmt = 'libvirt (%(uri)s): %(reason)s'
 
 
+class NoAnswer(LibvirtFailed):
+    """A call of libvirt was given up. ``details`` has domain: None if libvirt itself was asked."""
+
+    call: Any = None  # of pcow_driver.virt.libvirt_call
+    msg_fmt = (
+        '%(whom)s does not answer: %(call)s has not ended after %(seconds)d s, and may still be '
+        'done: %(way_out)s'
+    )
+
+
 class DomainInvalid(PcowError):
     msg_fmt = 'the domain %(domain)s: %(reason)s'
 

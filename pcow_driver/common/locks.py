@@ -54,6 +54,7 @@ _NO_FILE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 # First words of the names. Who has a lock takes only later ones, or of the same kind one of a later
 # name.
 _ORDER = (
+    'arrival',
     'protected',
     'warm',
     'vm',
@@ -121,17 +122,19 @@ def lock_directory(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lock_in(directory: str, name: str, check: Callable[[], None]) -> Iterator[None]:
+def lock_in(directory: str, name: str, after: str, check: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of a directory that other hosts may have mounted as well, by a file in it that
     stays. It belongs to those who may put something there: nobody else can keep them out.
 
     Nothing is held by who may put nothing there, or finds no space for the file.
 
+    :param after: name of the lock that has the same place in the order, but for being taken before
     :param check: called before the file is made; raises what keeps it from being made
     :raises OSError: something that is no lock has the name, for instance
     """
+    kind, name_before = _place(after)
     check()
-    with contextlib.ExitStack() as stack:
+    with _in_order((kind, f'{name_before}/')), contextlib.ExitStack() as stack:
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, place)
         descriptor = _acquire_lasting(place, name, check)

@@ -91,6 +91,7 @@ def clone(wanted: Sequence[Clone], *, max_chain: int) -> list[str]:
         for one in wanted:
             if os.path.lexists(one.pool.image_path(one.name)):
                 raise exception.ImageExists(path=one.pool.image_path(one.name))
+        to_collect = True
         try:
             for one in wanted:
                 # first, so that a crash leaves nothing for ever
@@ -111,9 +112,12 @@ def clone(wanted: Sequence[Clone], *, max_chain: int) -> list[str]:
                         snapshot=one.snapshot,
                     )
                 )
+        except exception.NoAnswer:
+            to_collect = False  # QEMU may make it yet, and it goes with the next collection
+            raise
         finally:
             # what was copied, or failed, does not need it any more
-            for one in wanted:
+            for one in wanted if to_collect else ():
                 trash.collect_snapshot(one.source_pool, one.source, one.snapshot)
     return made
 

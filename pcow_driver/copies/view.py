@@ -48,11 +48,16 @@ def serve(pool: pool_module.Pool, name: str, look: Look = device.window) -> Iter
     directory = os.path.join(_directory(pool), snapshot[-12:])
     _make_directory(pool)
     with contextlib.ExitStack() as stack:
-        stack.callback(_release, pool, name, snapshot)
+        release = stack.enter_context(contextlib.ExitStack())
+        release.callback(_release, pool, name, snapshot)
         stack.enter_context(_held(directory + _LOCK))
         with trash.lock(pool, name):
             trash.mark_snapshot(pool, name, snapshot)
-            attached.snapshot_create(path, snapshot)
+            try:
+                attached.snapshot_create(path, snapshot)
+            except exception.NoAnswer:
+                release.pop_all()  # QEMU may make it yet, and it goes with the next collection
+                raise
             window = look(path, snapshot=snapshot, force_share=True)
             stack.callback(nbd.stop, directory)
             uri = nbd.start(directory, path, window=window, snapshot=snapshot, with_parent=True)

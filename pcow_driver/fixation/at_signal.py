@@ -5,9 +5,18 @@ for a fixation then.
 
 from __future__ import annotations
 
+import functools
+import time
+
 from pcow_driver.fixation import automatic
 from pcow_driver.fixation import policy
+from pcow_driver.pools import room
 from pcow_driver.virt import domain
+from pcow_driver.vm import machine
+from pcow_driver.vm import state_room
+
+_COMMAND = 'pcow-checkpoint-at-signal'
+_SECONDS, _LOOK = 5.0, 0.02  # in which QEMU takes what it keeps; a pool may lack it
 
 
 def tell(found: domain.Domain, on_shutdown: str) -> None:
@@ -15,10 +24,28 @@ def tell(found: domain.Domain, on_shutdown: str) -> None:
 
     :param on_shutdown: of :class:`pcow_driver.fixation.policy.Policy`; '': it is not protected
     :raises QmpFailed: it is one that cannot
+    :raises NoRoom: the operator's limits have no room for what it keeps of its pools for that
     :raises LibvirtFailed:
     """
     with domain.errors():
         if on_shutdown == policy.FIXATE:
-            found.qmp('pcow-checkpoint-at-signal', prefix=automatic.FIXATION)
+            keep(found, automatic.FIXATION)
         else:
-            found.qmp('pcow-checkpoint-at-signal')
+            found.qmp(_COMMAND)
+
+
+def keep(found: machine.Machine, prefix: str) -> None:
+    """As :func:`tell`: the name of what is kept begins so. Where a pool has a limit, nobody else
+    gets what QEMU takes for it, until it has that.
+    """
+    spare = functools.partial(state_room.of_spare, found)
+    with room.for_more(*found.writable(), beside=spare) as is_limited:
+        found.qmp(_COMMAND, prefix=prefix)
+        end = time.monotonic() + _SECONDS
+        while is_limited and _lacks(found) and time.monotonic() < end:
+            time.sleep(_LOOK)
+
+
+def _lacks(found: machine.Machine) -> bool:
+    """Whether it has not all of it yet."""
+    return any(int(one.get('spare', 0)) < int(one.get('spare-wanted', 0)) for one in found.query())

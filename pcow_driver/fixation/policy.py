@@ -7,13 +7,16 @@ It goes where the domain goes, and with it. A connection of libvirt is one threa
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 import xml.etree.ElementTree as ET
 
 from pcow_driver.common import exception
 from pcow_driver.fixation import records
+from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_xml
+from pcow_driver.vm import state_room
 
 AUTO = 'auto'
 OFF = 'off'
@@ -117,6 +120,7 @@ def put(found: domain.Domain, wanted: Policy) -> None:
 
     :raises UsageInvalid:
     :raises DomainInvalid: its RAM is no image, or libvirt starts it by itself, or Nova
+    :raises NoRoom: the operator's limits have no room for what QEMU keeps for its last checkpoint
     """
     wanted.check()
     if found.ram() is None:
@@ -146,7 +150,12 @@ def put(found: domain.Domain, wanted: Policy) -> None:
                 f'same'
             ),
         )
-    found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, wanted.to_xml())
+    if wanted.on_shutdown == FIXATE:
+        spare = functools.partial(state_room.of_spare, found)
+        with domain.errors(), room.for_more(*found.writable(), beside=spare):
+            found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, wanted.to_xml())
+    else:
+        found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, wanted.to_xml())
 
 
 def change(found: domain.Domain, **wanted: Any) -> None:

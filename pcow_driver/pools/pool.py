@@ -98,9 +98,10 @@ class Pool:
         :raises PoolInvalid: it was removed, or is not mounted any more; or something that is no
             lock is in it
         """
-        with locks.lock(f'pool-{self.uuid}'), contextlib.ExitStack() as stack:
+        name = f'pool-{self.uuid}'
+        with locks.lock(name), contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locks.lock_in(self.path, names.LOCK, self._check_there))
+                stack.enter_context(locks.lock_in(self.path, names.LOCK, name, self._check_there))
             except OSError as e:
                 raise exception.PoolInvalid(
                     path=self.path, reason=f'{names.LOCK}: {e.strerror}: delete that'
@@ -440,11 +441,12 @@ class Pool:
             )
         self._check_provisioned(provisioned.whole_size(size), fixed)
 
-    def check_snapshot_room(self, *files: str) -> int:
+    def check_snapshot_room(self, *files: str, beside: int = 0) -> int:
         """Refuse snapshots of images, after which their guests can fill them once more; a draining
         pool takes them.
 
         :param files: names of the files
+        :param beside: bytes that are stored into them besides
         :return: bytes that can come to them then, and could not before; 0 if there is no limit
         :raises NoRoom:
         """
@@ -452,7 +454,7 @@ class Pool:
             return 0
         found = image.list_directory(self.path, *files) if files else {}
         items = [item for item in found.values() if isinstance(item, model.Summary)]
-        more = sum(item.may_grow_frozen - item.may_grow for item in items)
+        more = sum(item.may_grow_frozen - item.may_grow for item in items) + beside
         self._check_provisioned(more, 0)
         return more
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Room for what makes an image larger than what was provisioned for it."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import os
@@ -14,9 +15,17 @@ from pcow_driver.pools import staging
 
 LOG = logging.getLogger(__name__)
 
+# Bytes that are stored into the image of a path beside what its guest stores; only asked for where
+# a pool has a limit.
+Beside = Callable[[str], int]
+
+
+def _nothing(_path: str) -> int:
+    return 0
+
 
 @contextlib.contextmanager
-def for_snapshot(*paths: str) -> Iterator[None]:
+def for_snapshot(*paths: str, beside: Beside = _nothing) -> Iterator[None]:
     """A snapshot of each of these images is made meanwhile, after which its guest can fill it once
     more; nobody else gets that space.
 
@@ -25,23 +34,49 @@ def for_snapshot(*paths: str) -> Iterator[None]:
     :raises NoRoom:
     """
     with contextlib.ExitStack() as stack:
-        for pool, files in _by_pool(paths):
+        for pool, files, more in _with_more(paths, beside):
             stack.enter_context(pool.lock())
-            pool.check_snapshot_room(*files)
+            pool.check_snapshot_room(*files, beside=more)
         yield
 
 
 @contextlib.contextmanager
-def for_long_snapshot(*paths: str) -> Iterator[None]:
+def for_long_snapshot(*paths: str, beside: Beside = _nothing) -> Iterator[None]:
     """As :func:`for_snapshot`, of snapshots that take minutes, or for which a guest or its QEMU is
     asked, which may never answer: others work on the pools meanwhile.
 
     :raises NoRoom:
     """
     with contextlib.ExitStack() as stack:
-        for pool, files in _by_pool(paths):
-            stack.enter_context(staging.set_aside_for_snapshot(pool, *files))
+        for pool, files, more in _with_more(paths, beside):
+            stack.enter_context(staging.set_aside(pool, files[0], *files, beside=more))
         yield
+
+
+@contextlib.contextmanager
+def for_more(*paths: str, beside: Beside) -> Iterator[bool]:
+    """QEMU stores so much into images by itself meanwhile, and nobody else gets that space. Whether
+    any pool has a limit.
+
+    :raises NoRoom:
+    """
+    with contextlib.ExitStack() as stack:
+        found = _with_more(paths, beside)
+        for pool, files, more in found:
+            stack.enter_context(staging.set_aside(pool, files[0], beside=more))
+        yield bool(found)
+
+
+def _with_more(
+    paths: tuple[str, ...], beside: Beside
+) -> list[tuple[pool_module.Pool, list[str], int]]:
+    """As :func:`_by_pool`, with what comes beside: asked for before anybody has a lock, as QEMU
+    may take its time.
+    """
+    return [
+        (pool, files, sum(beside(os.path.join(pool.path, file)) for file in files))
+        for pool, files in _by_pool(paths)
+    ]
 
 
 def _by_pool(paths: tuple[str, ...]) -> list[tuple[pool_module.Pool, list[str]]]:

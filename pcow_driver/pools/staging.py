@@ -60,18 +60,20 @@ def reserve(pool: pool_module.Pool, name: str, *, thin: int = 0, fixed: int = 0)
 
 
 @contextlib.contextmanager
-def set_aside_for_snapshot(pool: pool_module.Pool, *files: str) -> Iterator[None]:
-    """What guests can fill once these images are frozen is counted as what is being built, until
-    they are.
+def set_aside(pool: pool_module.Pool, first: str, *frozen: str, beside: int = 0) -> Iterator[None]:
+    """What guests can fill once images are frozen is counted as what is being built, until they
+    are; and what is stored into images beside what their guests store.
 
-    :param files: names of the files
+    :param first: name of the file by which others wait who set aside for it
+    :param frozen: names of the files
+    :param beside: bytes
     :raises NoRoom:
     """
     # as no image is called; what earlier versions made may have a longer name than a lock can
-    name = '.' + names.shortened(files[0].removesuffix(names.IMAGE_SUFFIX), names.MAX_NAME_BYTES)
+    name = '.' + names.shortened(first.removesuffix(names.IMAGE_SUFFIX), names.MAX_NAME_BYTES)
     with locks.lock(_lock_name(pool, name)):
         with pool.lock():
-            reserve(pool, name, thin=pool.check_snapshot_room(*files))
+            reserve(pool, name, thin=pool.check_snapshot_room(*frozen, beside=beside))
         yield
 
 

@@ -59,6 +59,9 @@ def snapshot(
             if marked is not None:
                 trash.keep_snapshot(marked, stem, name)
             raise
+        except exception.NoAnswer:  # QEMU may make it yet: the mark stays
+            undo.pop_all()
+            raise
         except exception.StillFrozen:  # it was made
             if marked is None:
                 undo.callback(_discard, found, name, device)

@@ -29,6 +29,7 @@ from pcow_driver.pools import room
 from pcow_driver.virt import disk_xml
 from pcow_driver.virt import guest_agent
 from pcow_driver.virt import guest_hook
+from pcow_driver.virt import libvirt_call
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.virt import qemu_process
 
@@ -39,6 +40,22 @@ _QEMU = 'QEMU'  # who answers
 # which the guest stands; a VM that was reverted and is paused may do so for good.
 _WAITS = {'is being taken: wait': 30.0, 'is being taken, or': 1.0}
 _RETRY = 0.05
+# That write what the guest has stored to its storage, which may be slow, or free what it has.
+_LONG_COMMANDS = frozenset(
+    {
+        'pcow-checkpoint-create',
+        'pcow-checkpoint-delete',
+        'pcow-checkpoint-revert',
+        'pcow-snapshot-create',
+        'pcow-snapshot-delete',
+        'pcow-snapshot-revert',
+    }
+)
+
+_UNDONE_BY = {
+    'pcow-checkpoint-create': 'pcow-checkpoint-delete',
+    'pcow-snapshot-create': 'pcow-snapshot-delete',
+}
 
 Image = libvirt_xml.Nvdimm | disk_xml.Disk
 
@@ -59,6 +76,7 @@ def _import(name: str) -> Any:
 @contextlib.contextmanager
 def connect(uri: str | None = None) -> Iterator[Any]:
     """A libvirt connection (virConnect), closed at the end; libvirt's errors become LibvirtFailed.
+    Its calls end, as :mod:`pcow_driver.virt.libvirt_call` says.
 
     :param uri: [pcow] libvirt_uri if not given
     :raises LibvirtFailed:
@@ -68,11 +86,14 @@ def connect(uri: str | None = None) -> Iterator[Any]:
     # it would print what is raised as well
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     with errors(uri):
-        connection = libvirt.open(uri)
+        connection = libvirt_call.Proxy(
+            libvirt_call.call(None, f'open {uri}', libvirt.open, uri, seconds=libvirt_call.limit())
+        )
         try:
             yield connection
         finally:
-            connection.close()
+            with contextlib.suppress(exception.NoAnswer):  # libvirt closes it when it goes on
+                connection.close()
 
 
 @contextlib.contextmanager
@@ -133,12 +154,13 @@ def all_images() -> Files:
 
 def names_of_all(connection: Any) -> list[str]:
     """Of all domains, running or not."""
-    return [str(one.name()) for one in connection.listAllDomains()]
+    return [str(one.name()) for one in libvirt_call.Proxy(connection).listAllDomains()]
 
 
 def names_by_uuid(connection: Any) -> dict[str, str]:
     """The same."""
-    return {str(one.UUIDString()): str(one.name()) for one in connection.listAllDomains()}
+    found = libvirt_call.Proxy(connection).listAllDomains()
+    return {str(one.UUIDString()): str(one.name()) for one in found}
 
 
 def exists(connection: Any, name: str) -> bool:
@@ -150,12 +172,19 @@ class Domain:
     """One domain of an open connection.
 
     Methods raise LibvirtFailed (through :func:`connect`), QmpFailed, DomainInvalid, and what
-    :mod:`pcow_driver.images.image` raises.
+    :mod:`pcow_driver.images.image` raises. None of them waits for ever for a QEMU, nor for libvirt,
+    whatever the connection is: LibvirtFailed is then NoAnswer.
     """
 
     def __init__(self, connection: Any, name: str) -> None:
         self.name = name
-        self._domain = connection.lookupByName(name)
+        found = libvirt_call.Proxy(connection, name).lookupByName(name)
+        self._domain = libvirt_call.Proxy(found, name)
+
+    @classmethod
+    def by_uuid(cls, connection: Any, uuid: str) -> Domain:
+        found = libvirt_call.Proxy(connection).lookupByUUIDString(uuid)
+        return cls(connection, str(found.name()))
 
     @classmethod
     def define(cls, connection: Any, xml: str) -> Domain:
@@ -164,7 +193,8 @@ class Domain:
         :raises LibvirtFailed: also if there is one of that name
         """
         libvirt = _import('libvirt')
-        found = connection.defineXMLFlags(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE)
+        define = libvirt_call.Proxy(connection).defineXMLFlags
+        found = define(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE)
         return cls(connection, str(found.name()))
 
     def undefine(self) -> None:
@@ -363,24 +393,54 @@ class Domain:
         given again: who takes that may be another user, whose lock keeps nobody out.
 
         :raises QmpFailed: QEMU refused it
+        :raises NoAnswer: it may still be done
         :raises ToolOutputInvalid: that is no answer: its guest may have taken it over
         """
+        if command in _LONG_COMMANDS:
+            self.check_answers()
         begun = time.monotonic()
         while True:
             try:
                 return self._qmp(command, **arguments)
+            except exception.NoAnswer as e:
+                if command in _UNDONE_BY:
+                    self._undo_later(e, _UNDONE_BY[command], arguments)
+                raise
             except exception.QmpFailed as e:
                 waits = [seconds for words, seconds in _WAITS.items() if words in str(e)]
                 if not waits or time.monotonic() >= begun + waits[0]:
                     raise
             time.sleep(_RETRY)
 
+    def _undo_later(
+        self, error: exception.NoAnswer, command: str, arguments: dict[str, str | int]
+    ) -> None:
+        """Of what QEMU may do after its caller has been told that it was not: nobody would know
+        of it. Names are not used twice so soon.
+        """
+        monitor, bare = _import('libvirt_qemu').qemuMonitorCommand, libvirt_call.bare(self._domain)
+        request = json.dumps({'execute': command, 'arguments': arguments})
+
+        def undo(answer: str | None) -> None:
+            if answer is not None and 'return' in json.loads(answer):
+                monitor(bare, request, 0)
+
+        libvirt_call.afterwards(error, undo)
+
     def _qmp(self, command: str, **arguments: str | int) -> Any:
         request: dict[str, Any] = {'execute': command}
         if arguments:
             request['arguments'] = arguments
         LOG.debug('%s: %s', self.name, request)
-        text = _import('libvirt_qemu').qemuMonitorCommand(self._domain, json.dumps(request), 0)
+        text = libvirt_call.call(
+            self.name,
+            command,
+            _import('libvirt_qemu').qemuMonitorCommand,
+            libvirt_call.bare(self._domain),
+            json.dumps(request),
+            0,
+            seconds=libvirt_call.limit(long=command in _LONG_COMMANDS),
+        )
         try:
             reply = model.Reader(json.loads(text), command, _QEMU)
         except (ValueError, RecursionError) as e:
@@ -397,6 +457,15 @@ class Domain:
                 command=command, error_class=error_class, description=description
             )
         return reply.fields.get('return')
+
+    def check_answers(self) -> None:
+        """Before something that may take long, for which a QEMU that stands would be waited as
+        long.
+
+        :raises NoAnswer:
+        """
+        with contextlib.suppress(exception.QmpFailed):  # which is an answer
+            self._qmp('query-status')
 
     def query(self, command: str = 'query-pcow') -> list[dict[str, Any]]:
         """What QEMU says of its pcow backends, or of others of its things; only while active.
@@ -574,7 +643,12 @@ class Domain:
 
         :param run: False: it is paused afterwards
         """
-        self._domain.createWithFlags(_import('libvirt').VIR_DOMAIN_START_PAUSED)
+        try:
+            self._domain.createWithFlags(_import('libvirt').VIR_DOMAIN_START_PAUSED)
+        except exception.NoAnswer as e:
+            bare = libvirt_call.bare(self._domain)
+            libvirt_call.afterwards(e, lambda _answer: bare.destroy())
+            raise
         try:
             yield
         except BaseException:
@@ -586,15 +660,40 @@ class Domain:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No vCPU runs meanwhile; one that did goes on afterwards whatever happens."""
-        was_running = self._running()
-        if was_running:
+        """No vCPU runs meanwhile; one that did goes on afterwards whatever happens. Where its QEMU
+        does not answer, that is when it does.
+        """
+        if not self._running():
+            yield
+            return
+        try:
             self._domain.suspend()
+        except exception.NoAnswer as e:
+            self.resume_later(e)
+            raise
         try:
             yield
-        finally:
-            if was_running:
+        except exception.NoAnswer as e:
+            if e.details['domain'] != self.name:  # one of several
                 self._domain.resume()
+            else:
+                self.resume_later(e)
+            raise
+        except BaseException:
+            self._domain.resume()
+            raise
+        self._domain.resume()
+
+    def resume_later(self, error: exception.NoAnswer) -> None:
+        """Have its vCPUs run when what it has not answered has ended."""
+        bare = libvirt_call.bare(self._domain)
+        libvirt_call.afterwards(error, lambda _answer: bare.resume())
+        LOG.warning(
+            'The domain %s was paused, and does not answer: it goes on when it does. If this '
+            "process ends before: 'virsh resume %s'",
+            self.name,
+            self.name,
+        )
 
     def running(self) -> bool:
         """Whether its vCPUs run."""
@@ -666,7 +765,11 @@ class Domain:
             self.qmp('announce-self', initial=50, max=550, rounds=5, step=100)
         except exception.QmpFailed as e:
             LOG.warning('%s: its network is not announced: %s', self.name, e)
-        guest_agent.set_clock(self.name, self._domain, _import('libvirt'))
+        self.set_clock()
+
+    def set_clock(self) -> bool:
+        """Have its guest take the host's time; whether its agent has."""
+        return guest_agent.set_clock(self.name, self._domain, _import('libvirt'))
 
     def run_guest_hook(self, event: guest_hook.Event, *words: str, seconds: float) -> None:
         """As :func:`pcow_driver.virt.guest_hook.run`."""

@@ -17,6 +17,7 @@ from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
+from pcow_driver.virt import libvirt_call
 from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
@@ -38,21 +39,21 @@ def _in_time(domain: Any, libvirt: Any, seconds: int) -> Iterator[None]:
     keeps that for the domain, so it is put back for others. What is asked for goes before: a guest
     is also thawed where this cannot be set.
     """
-    with contextlib.suppress(libvirt.libvirtError):
+    with contextlib.suppress(libvirt.libvirtError, exception.NoAnswer):
         domain.agentSetResponseTimeout(seconds, 0)
     try:
         yield
     finally:
-        with interrupt.clearing_up(), contextlib.suppress(libvirt.libvirtError):
+        with interrupt.clearing_up(), contextlib.suppress(libvirt.libvirtError, exception.NoAnswer):
             domain.agentSetResponseTimeout(libvirt.VIR_DOMAIN_AGENT_RESPONSE_TIMEOUT_BLOCK, 0)
 
 
 @contextlib.contextmanager
 def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
     """The file systems of a running guest are frozen; thawed at the end whatever happens, which no
-    signal cuts short.
+    signal cuts short. One whose QEMU does not answer is when it does.
 
-    :param domain: virDomain
+    :param domain: virDomain, as a :class:`pcow_driver.virt.libvirt_call.Proxy`
     :param libvirt: the binding
     :raises DomainInvalid: no agent answers, or it cannot freeze
     :raises StillFrozen: the block ended well, and it cannot thaw
@@ -65,6 +66,10 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
         try:
             with _in_time(domain, libvirt, _FREEZE_SECONDS):
                 domain.fsFreeze()
+        except exception.NoAnswer as e:
+            _thaw_later(name, domain, e)
+            to_thaw = False
+            raise
         except libvirt.libvirtError as e:
             # An agent that answers so has frozen nothing, or thawed it; if somebody else had it
             # frozen, it stays so for him.
@@ -82,7 +87,7 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
             to_thaw = False
             try:
                 _thaw(domain, libvirt)
-            except libvirt.libvirtError as e:
+            except (libvirt.libvirtError, exception.NoAnswer) as e:
                 raise exception.StillFrozen(
                     domain=name,
                     reason=(
@@ -91,12 +96,16 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
                         f"'virsh domfsthaw {name}'"
                     ),
                 ) from None
-    except BaseException:
-        if to_thaw:
+    except BaseException as error:
+        if not to_thaw:
+            pass
+        elif isinstance(error, exception.NoAnswer) and error.details['domain'] == name:
+            _thaw_later(name, domain, error)
+        else:
             with interrupt.clearing_up():
                 try:
                     _thaw(domain, libvirt)
-                except libvirt.libvirtError as e:
+                except (libvirt.libvirtError, exception.NoAnswer) as e:
                     LOG.error(
                         "the domain %s: the guest's file systems %s and cannot be thawed (%s): try "
                         "'virsh domfsthaw %s'",
@@ -106,6 +115,23 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
                         name,
                     )
         raise
+
+
+def _thaw_later(name: str, domain: Any, error: exception.NoAnswer) -> None:
+    """When what its QEMU has not answered has ended; its agent answers then, too."""
+    bare = libvirt_call.bare(domain)
+
+    def thaw(_answer: Any) -> None:
+        bare.agentSetResponseTimeout(_FREEZE_SECONDS, 0)
+        bare.fsThaw()
+
+    libvirt_call.afterwards(error, thaw)
+    LOG.warning(
+        "The domain %s: the guest's file systems may be frozen, and it does not answer: they are "
+        "thawed when it does. If this process ends before: 'virsh domfsthaw %s'",
+        name,
+        name,
+    )
 
 
 def _thaw(domain: Any, libvirt: Any) -> None:
@@ -118,13 +144,13 @@ def set_clock(name: str, domain: Any, libvirt: Any) -> bool:
 
     :return: whether its agent has
     """
-    if not libvirt_xml.has_agent(domain.XMLDesc(0)):
-        return False
-    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     try:
+        if not libvirt_xml.has_agent(domain.XMLDesc(0)):
+            return False
+        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         with _in_time(domain, libvirt, _SECONDS):
             domain.setTime({'seconds': seconds, 'nseconds': nanoseconds}, 0)
-    except libvirt.libvirtError as e:
+    except (libvirt.libvirtError, exception.NoAnswer) as e:
         LOG.warning('%s: its clock cannot be set: %s', name, e)
         return False
     return True

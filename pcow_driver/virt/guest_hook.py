@@ -22,6 +22,7 @@ from oslo_log import log as logging
 from pcow_driver.common import exception
 from pcow_driver.common import text
 from pcow_driver.images import model
+from pcow_driver.virt import libvirt_call
 from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
@@ -115,10 +116,21 @@ class _Agent:
         why = 'it does not end'
         while (left := self._end - time.monotonic()) > 0:
             try:
-                said = self._qemu.qemuAgentCommand(self._domain, request, math.ceil(left), 0)
+                said = libvirt_call.call(
+                    self._name,
+                    command,
+                    self._qemu.qemuAgentCommand,
+                    libvirt_call.bare(self._domain),
+                    request,
+                    math.ceil(left),
+                    0,
+                    seconds=left + libvirt_call.limit(),
+                )
                 return model.Reader(json.loads(said), command, _AGENT).object('return')
             except (ValueError, RecursionError) as e:
                 raise exception.ToolOutputInvalid(tool=_AGENT, reason=f'{command}: {e}') from None
+            except exception.NoAnswer as e:
+                raise self._failed(str(e)) from None
             except self._libvirt.libvirtError as e:
                 why = str(e)
                 if not again or e.get_error_code() != self._libvirt.VIR_ERR_AGENT_UNRESPONSIVE:

@@ -9,6 +9,7 @@ thread's.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from typing import Any
 
@@ -21,16 +22,19 @@ from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.vm import machine
 from pcow_driver.vm import model
+from pcow_driver.vm import state_room
 from pcow_driver.vm import tree
 
 
 def take(found: machine.Machine, name: str, *, last: bool = False) -> model.Taken:
     """Keep what the VM is at this instant; the guest goes on, or stays paused if it was.
 
-    :param last: the guest stores nothing after it, so it needs no room for that
+    :param last: the guest stores nothing after it, so it needs no room for that; its state has what
+        is kept for it, or what the guest has not stored
     :raises InvalidName:
     :raises DomainInvalid: it does not run, or its RAM is no image
-    :raises NoRoom: the operator's limits have no room for what the guest can then write once more
+    :raises NoRoom: the operator's limits have no room for what the guest can then write once more,
+        and for the state
     :raises QmpFailed: the name exists, or QEMU cannot, and says why
     """
     names.check_new_snapshot_name(name)
@@ -45,7 +49,11 @@ def take(found: machine.Machine, name: str, *, last: bool = False) -> model.Take
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone(found))
         if not last:
-            stack.enter_context(room.for_long_snapshot(*found.writable()))
+            stack.enter_context(
+                room.for_long_snapshot(
+                    *found.writable(), beside=functools.partial(state_room.of_state, found)
+                )
+            )
         reply = _command(found, 'pcow-checkpoint-create', name)
     return model.Taken.from_json(reply)
 

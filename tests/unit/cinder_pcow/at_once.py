@@ -18,9 +18,11 @@ if sys.argv[2] == 'green':
 
 import collections
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import faulthandler
 import os
+from pathlib import Path
 import random
 import threading
 import time
@@ -40,6 +42,8 @@ from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.pools import registry
 from tests.unit import accounts
+from tests.unit import standing_qemu
+from tests.unit.pcow_driver import base
 
 DIRECTORY, MODE, SEED, SECONDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 QUIET_POINTS = int(sys.argv[5])
@@ -48,8 +52,8 @@ WORKERS = 8
 STANDS_STILL = 10
 NO_OPERATION_ENDS = 60
 GROUP, HOST = 'pcow-backend', f'host-{os.getpid()}@pcow-backend'
-# What Cinder hears of when two operations on one volume meet: it keeps them apart by the status of
-# the volume.
+# What Cinder hears of a guest that does not answer, and of when two operations on one volume meet:
+# it keeps them apart by the status of the volume.
 REFUSALS = (
     cinder_exception.VolumeIsBusy,
     cinder_exception.SnapshotIsBusy,
@@ -63,7 +67,7 @@ def make_driver() -> driver.PcowDriver:
     for name, value in {
         'state_path': os.path.join(DIRECTORY, 'state'),
         'conversion_dir': DIRECTORY,
-        'libvirt_uri': f'test://{DIRECTORY}/none',
+        'libvirt_timeout': 1,
     }.items():
         cfg.CONF.set_override(name, value, 'pcow')
     made = driver.PcowDriver(
@@ -86,6 +90,7 @@ class Volumes:
         self.refused: collections.Counter[str] = collections.Counter()
         self.ended = time.monotonic()
         self.over = False
+        self.standing = self.record()  # of a guest whose QEMU does not answer
 
     def record(self) -> Any:
         identity = str(uuid.uuid4())
@@ -119,6 +124,31 @@ class Volumes:
         )
         self.driver.create_snapshot(snapshot)
         self.snapshots.append(snapshot)
+
+    def ask_standing(self, chance: random.Random) -> None:
+        """It keeps nobody else from anything."""
+        identity, volume = str(uuid.uuid4()), self.standing
+        snapshot = types.SimpleNamespace(
+            id=identity, name=f'_snapshot-{identity}', volume=volume, volume_id=volume.id
+        )
+        if chance.random() < 0.5:
+            self.driver.create_snapshot(snapshot)
+        else:
+            self.driver.create_cloned_volume(self.record(), volume)
+        raise AssertionError('a QEMU that stands has answered')
+
+    @contextlib.contextmanager
+    def one_stands(self) -> Iterator[None]:
+        self.driver.create_volume(self.standing)
+        path = registry.PoolRegistry().get('one').image_path(self.standing.name)
+        qemu = standing_qemu.StandingQemu(path)
+        standing_qemu.install(qemu)
+        try:
+            with base.opened(path, Path(tool.find('pcow_io'))):
+                yield
+        finally:
+            qemu.go_on()
+            self.driver.delete_volume(self.standing)
 
     def from_snapshot(self, chance: random.Random) -> None:
         volume = self.record()
@@ -158,6 +188,7 @@ class Volumes:
             self.delete_snapshot,
             self.stats,
             self.write,
+            self.ask_standing,
             *[self.from_snapshot] * 6,
         ]
         while time.monotonic() < until:
@@ -231,9 +262,10 @@ def main() -> None:
     watcher.start()
     failed: list[object] = []
     try:
-        for number in range(max(QUIET_POINTS, 1)):
-            failed += work(volumes, number)
-            failed += differences(volumes) if QUIET_POINTS else []
+        with volumes.one_stands():
+            for number in range(max(QUIET_POINTS, 1)):
+                failed += work(volumes, number)
+                failed += differences(volumes) if QUIET_POINTS else []
         for volume in volumes.volumes:
             volumes.driver.delete_volume(volume)
             volumes.ended = time.monotonic()

@@ -55,6 +55,7 @@ from pcow_driver.images import image
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from tests.unit import accounts
+from tests.unit import standing_qemu
 from tests.unit.nova_pcow import base
 
 DIRECTORY, MODE, SEED, SECONDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
@@ -77,6 +78,8 @@ REFUSALS = (
     'in vm_state',
     'placement has no room for',
     'takes no snapshot, and the state of a suspended server is one of all its disks',
+    'does not answer: query-status',
+    'cannot acquire state change lock',
 )
 
 
@@ -150,10 +153,24 @@ class SuspendedState:
 
 class Libvirt(fixtures.Fixture):
     """What Nova's fixture lacks: domains that go on from what they have saved. No QEMU has the
-    images, so that pcow-img works on them, also while a server runs.
+    images, so that pcow-img works on them, also while a server runs; but for one, which answers
+    nothing.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.stands: str | None = None  # name of the domain
+        self.qemu = standing_qemu.StandingQemu()
+
+    def _monitor(self, domain: Any, command: str, _flags: int) -> str:
+        asked = json.loads(command)['execute']
+        if domain.name() == self.stands:
+            return self.qemu.ask(asked)
+        assert asked == 'query-status', asked
+        return json.dumps({'return': {'status': 'running'}})
+
     def _setUp(self) -> None:  # noqa: N802
+        fakelibvirt.qemuMonitorCommand = self._monitor
         domain = 'nova.tests.fixtures.libvirt.Domain.'
         for name in (
             'VIR_DOMAIN_SNAPSHOT_CREATE_HALT',
@@ -166,7 +183,8 @@ class Libvirt(fixtures.Fixture):
         for name, value in (
             ('nova_pcow.snapshots.snapshot._libvirt', lambda: fakelibvirt),
             ('pcow_driver.virt.domain._import', lambda _name: fakelibvirt),
-            ('pcow_driver.virt.domain.Domain.active', lambda _found: False),
+            ('pcow_driver.virt.domain.Domain.active', lambda found: found.name == self.stands),
+            ('pcow_driver.virt.domain.Domain._backend', lambda _found, item: item.path),
             (f'{domain}snapshotCreateXML', lambda found, _xml, _flags: SuspendedState(found)),
             (f'{domain}listAllSnapshots', lambda found: list(found._snapshots.values())),
             (f'{domain}revertToSnapshot', lambda _found, snapshot, _flags: snapshot.revert()),
@@ -184,6 +202,7 @@ class Server:
         self.flavor = flavor
         self.volumes: list[str] = []
         self.busy = False
+        self.stands = False  # its QEMU answers nothing
         self.deleted = False  # somebody has asked for that, maybe while something was under way
 
 
@@ -198,7 +217,8 @@ class AtOnce(base.ServersTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.useFixture(PlainCells())
-        self.useFixture(Libvirt())
+        self.libvirt = self.useFixture(Libvirt())
+        conf.CONF.set_override('libvirt_timeout', 1, 'pcow')
         self.flags(cores=-1, instances=-1, ram=-1, group='quota')
         self.flags(allow_resize_to_same_host=True, rpc_response_timeout=NO_OPERATION_ENDS)
         self.placement_fixture.conf_fixture.config(
@@ -424,13 +444,30 @@ class AtOnce(base.ServersTestCase):
         elif len(self.servers) < MOST_SERVERS and number < 0.4:
             self.count(self.create, chance)
         elif number < 0.44:  # whatever is under way
-            busy = [one for one in self.servers if one.busy and not one.deleted]
+            busy = [one for one in self.servers if one.busy and not one.deleted and not one.stands]
             if busy:
                 self.count(self.delete, chance.choice(busy), chance, word='delete what is busy')
         else:
             free = [one for one in self.servers if not one.busy]
             if free:
                 self.of_server(chance.choice(free), chance)
+
+    def one_stands(self) -> None:
+        """From now on the QEMU of one server answers nothing."""
+        self.create(random.Random(0))
+        (server,) = self.servers
+        server.busy = server.stands = True
+        instance = objects.Instance.get_by_uuid(nova_context.get_admin_context(), server.id)
+        self.libvirt.stands = instance.name
+
+    def ask_standing(self) -> None:
+        server = next(one for one in self.servers if one.stands)
+        for asked in (self.snapshot, self.suspend):
+            self.count(asked, server, random.Random(), word=f'{asked.__name__} what stands')
+
+    def goes_on(self) -> None:
+        self.libvirt.stands = None
+        self.libvirt.qemu.go_on()
 
     def of_server(self, server: Server, chance: random.Random) -> None:
         server.busy = True
@@ -556,9 +593,12 @@ class AtOnce(base.ServersTestCase):
                 failed.append(e)
                 raise
 
+        asker = threading.Thread(target=self.ask_standing)
+        asker.start()
         each_by_a_thread(
             run, [(SEED * ROUNDS + number) * WORKERS + worker for worker in range(WORKERS)]
         )
+        asker.join()
         self.assertEqual([], failed)
         self.assertEqual([], self.differences(), f'at quiet point {number}')
 
@@ -566,8 +606,10 @@ class AtOnce(base.ServersTestCase):
         watcher = threading.Thread(target=self.watch)
         watcher.start()
         try:
+            self.one_stands()
             for number in range(ROUNDS):
                 self.round(number)
+            self.goes_on()
             each_by_a_thread(
                 lambda server: self.count(self.delete, server, random.Random()), self.servers
             )
@@ -579,6 +621,9 @@ class AtOnce(base.ServersTestCase):
             log(f'{sum(self.done.values())} done {dict(self.done)}')
             log(f'{sum(self.refused.values())} refused {dict(self.refused)}')
         self.assertEqual([], self.unexpected)
+        self.assertEqual(
+            2 * ROUNDS, sum(self.refused[key] for key in self.refused if 'what stands' in key)
+        )
         self.assertGreater(sum(self.done.values()), WORKERS, 'operations: it shows nothing')
 
 

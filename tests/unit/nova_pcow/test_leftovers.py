@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 
+from collections.abc import Iterator
 import contextlib
 import os
 from pathlib import Path
+import subprocess
+import sys
 from typing import Any
 from unittest import mock
 
+import fixtures
 from nova import context
 from nova import exception as nova_exception
 from nova import objects
 from nova.compute import task_states
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.tests.functional.api import client
-from oslo_concurrency import lockutils
 
 from nova_pcow import conf as nova_conf
 from nova_pcow.records import notes
@@ -124,9 +127,51 @@ class CleaningTest(LeftoversTestCase):
         self.clean()
         self.assertEqual([], self.files('host2'))
 
+    @contextlib.contextmanager
+    def arrives(self) -> Iterator[None]:
+        """By another process, as nova-compute that is being replaced."""
+        code = (
+            'import sys\n'
+            'from pcow_driver.common import conf, locks\n'
+            'conf.CONF([], default_config_files=[])\n'
+            'conf.CONF.set_override("state_path", sys.argv[1], "pcow")\n'
+            'with locks.lock(sys.argv[2]):\n'
+            '    print("mine", flush=True)\n'
+            '    sys.stdin.read()\n'
+        )
+        name = f'arrival-{self.server["id"]}'
+        with subprocess.Popen(
+            [sys.executable, '-c', code, self.places['host2'] / 'state', name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            self.assertEqual('mine\n', process.stdout.readline())
+            try:
+                yield
+            finally:
+                process.stdin.close()
+
     def test_arrival_that_is_being_prepared(self) -> None:
-        with lockutils.lock(f'pcow-arrival-{self.server["id"]}'):
+        with self.arrives(), self.assertNoLogs('nova_pcow.libvirt_driver.deletion', 'WARNING'):
             self.check_stays()
+
+    def test_arrival_beside_another(self) -> None:
+        """It is not waited for without end."""
+        self.useFixture(
+            fixtures.MonkeyPatch('nova_pcow.libvirt_driver.live_arrivals._PATIENCE', 0.1)
+        )
+        instance = objects.Instance.get_by_uuid(self.admin, self.server['id'])
+        with self.arrives():
+            error = self.assertRaises(
+                nova_exception.MigrationError,
+                self.driver.pre_live_migration,
+                self.admin,
+                instance,
+                *[None] * 4,
+            )
+        self.assertIn('is not given up: process ', str(error))
 
     def test_server_that_is_here(self) -> None:
         self.set(host='host2')

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+import types
 from typing import Any
 from unittest import mock
 
@@ -13,14 +14,20 @@ from nova import exception as nova_exception
 
 from nova_pcow import conf as nova_conf
 from nova_pcow.common import flavor
+from nova_pcow.common import reserved
+from nova_pcow.migration import cold_migration
 from nova_pcow.records import notes
 from nova_pcow.records import warm_records
+from nova_pcow.servers import ram
 from nova_pcow.servers import storage
 from nova_pcow.warm_images import warm
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
+from pcow_driver.virt import domain
 from tests.unit.nova_pcow import test_warm_servers
+
+_QMP = domain.Domain.qmp  # which other tests replace
 
 
 class WarmBeginsTest(test_warm_servers.WarmServersTestCase):
@@ -68,28 +75,41 @@ class WarmBeginsTest(test_warm_servers.WarmServersTestCase):
         self.check_boots(server, 'it is too large')
 
     def test_qemu_keeps_nobody_waiting(self) -> None:
-        """Nova's other work, all in one thread, goes on while it is asked."""
+        """Nova's other work, all in one thread, goes on while it is asked, for whatever."""
         nova_conf.CONF.set_override('warm_images', 2, 'nova_pcow')
         nova = threading.get_native_id()
         asked, kept_waiting = set[str](), set[str]()
 
-        def qmp(_found: Any, command: str, **_words: Any) -> None:
-            (kept_waiting if threading.get_native_id() == nova else asked).add(command)
+        def monitor(_domain: Any, command: str, _flags: int) -> str:
+            name = json.loads(command)['execute']
+            (kept_waiting if threading.get_native_id() == nova else asked).add(name)
+            return json.dumps({'return': {'status': 'running', 'freed': 0}})
 
-        def processor(found: Any) -> str:
+        def processor(found: domain.Domain) -> str:
             found.qmp('query-version')
             return '<cpu/>'
 
-        def take(found: Any, name: str) -> None:
+        def take(found: domain.Domain, name: str) -> None:
             found.qmp('pcow-checkpoint-create')
             self._take(found, name)
 
-        def delete(found: Any, name: str) -> None:
+        def delete(found: domain.Domain, name: str) -> None:
             found.qmp('pcow-checkpoint-delete')
             self._delete(found, name)
 
+        imported = domain._import
+
         for name, new in (
-            ('pcow_driver.virt.domain.Domain.qmp', qmp),
+            (
+                'pcow_driver.virt.domain._import',
+                lambda name: (
+                    types.SimpleNamespace(qemuMonitorCommand=monitor)
+                    if name == 'libvirt_qemu'
+                    else imported(name)
+                ),
+            ),
+            ('pcow_driver.virt.domain.Domain.qmp', _QMP),
+            ('pcow_driver.virt.domain.Domain._backend', lambda _found, item: item.path),
             ('nova_pcow.warm_images.warm.processor', processor),
             ('pcow_driver.vm.checkpoint.take', take),
             ('pcow_driver.vm.checkpoint.delete', delete),
@@ -101,16 +121,38 @@ class WarmBeginsTest(test_warm_servers.WarmServersTestCase):
         assert record is not None
         self.driver._drop(record)
         self.assertIsNone(warm_records.get(test_warm_servers.OTHER_IMAGE))
+        of_warm_images = {
+            'query-status',
+            'query-version',
+            'pcow-checkpoint-create',
+            'pcow-checkpoint-revert',
+            'pcow-checkpoint-delete',
+        }
+        self.assertEqual((set(), of_warm_images), (kept_waiting, asked))
+
+        asked.clear()
+        instance, path = self.instance(self.parent), self.path(self.parent, 'root')
+        with self.driver._frozen(instance, path, 'of-one'):
+            self.assertEqual({'query-status', 'pcow-snapshot-create'}, asked)
+        self.assertIn('pcow-snapshot-delete', asked)
+
+        asked.clear()
+        name = f'{reserved.RESIZE}-1'
+        image.snapshot_create(path, name)
+        cold_migration.forget(instance.uuid, self.driver._domain(instance))
+        self.assertEqual({'query-status', 'pcow-snapshot-delete'}, asked)
+        image.snapshot_delete(path, name)
+
+        asked.clear()
+        with (
+            mock.patch('nova_pcow.servers.ram._forget_left'),
+            # Nova's libvirt for tests cannot tell
+            mock.patch.object(domain.Domain, 'running', return_value=True),
+            mock.patch.object(domain.Domain, 'suspend'),
+        ):
+            ram.suspend(self.driver._domain(instance), mock.Mock())
+        self.assertEqual({'query-status', 'pcow-checkpoint-create'}, asked)
         self.assertEqual(set(), kept_waiting)
-        self.assertEqual(
-            {
-                'query-version',
-                'pcow-checkpoint-create',
-                'pcow-checkpoint-revert',
-                'pcow-checkpoint-delete',
-            },
-            asked,
-        )
 
 
 class WarmRefusedTest(test_warm_servers.WarmServersTestCase):

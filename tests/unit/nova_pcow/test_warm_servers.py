@@ -64,7 +64,7 @@ class WarmServersTestCase(test_ram.RamTestCase):
             ('pcow_driver.virt.domain.Domain.qmp', self._qmp),
             ('pcow_driver.virt.domain.Domain.attach', lambda _found, _xml: self._do('attach')),
             ('nova.virt.libvirt.guest.Guest.resume', lambda _guest: self._do('resume')),
-            ('nova.virt.libvirt.guest.Guest.sync_guest_time', lambda _guest: self._do('clock')),
+            ('pcow_driver.virt.domain.Domain.set_clock', lambda _found: self._do('clock')),
         ):
             self.useFixture(fixtures.MonkeyPatch(name, new))
         self.flavor = self.make_ram_flavor()

@@ -23,6 +23,49 @@ def _texts() -> dict[Path, str]:
     return {page: page.read_text(encoding='utf-8') for page in sorted(pages)}
 
 
+_UNIT = base.TOP / 'etc/systemd/system'
+
+
+class SecurityPageTest(base.TestCase):
+    """It falls behind where something runs as root and is not on it, and where a line stands for
+    itself.
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.page = (_PAGES / 'explanation/security.rst').read_text()
+
+    def section(self, title: str) -> str:
+        return self.page.partition(f'\n{title}\n{"=" * len(title)}\n')[2].partition('\n====')[0]
+
+    def test_who_runs(self) -> None:
+        told = self.section('Who runs as whom')
+        units = {unit.name for unit in _UNIT.glob('*.service')}
+        self.assertIn('pcow-protect.service', units)
+        by_its_program = {'pcow-nbd@.service'}  # pcow-nbd-unit
+        self.assertEqual(
+            [], sorted(unit for unit in units - by_its_program if f'``{unit}``' not in told)
+        )
+        for program in ('pcow-nbd-unit', 'pcow-privsep-helper', '/etc/qemu/pcow-hook'):
+            self.assertIn(f'``{program}``', told)
+
+    def test_each_line_names_a_test(self) -> None:
+        bullets = re.split(r'\n\* ', '\n' + self.section('What is within reach'))[1:]
+        self.assertGreater(len(bullets), 5)
+        without = [one.split('\n')[0] for one in bullets if not self.names_a_test(one)]
+        self.assertEqual([], without)
+        for title in ('Who runs as whom', 'What is out of reach'):
+            rows = self.section(title).split('\n   * - ')[2:]
+            self.assertGreater(len(rows), 5)
+            self.assertEqual([], [row for row in rows if not self.names_a_test(row)])
+
+    @staticmethod
+    def names_a_test(text: str) -> bool:
+        """Or says that there is none."""
+        words = ('``test_', '``tests/', 'No test')
+        return any(word in text for word in words)
+
+
 class LinksTest(base.TestCase):
     def test_pages(self) -> None:
         missing, seen = [], 0

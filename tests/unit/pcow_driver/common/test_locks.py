@@ -141,7 +141,10 @@ class LocksTest(base.TestCase):
             yield
             self.other.kill()
         else:
-            with locks.lock('removal-x'), locks.lock_in(str(self.state), '.lock', lambda: None):
+            with (
+                locks.lock('removal-x'),
+                locks.lock_in(str(self.state), '.lock', 'pool-x', lambda: None),
+            ):
                 yield
 
     def test_wait_is_told(self) -> None:
@@ -171,7 +174,7 @@ class LocksTest(base.TestCase):
     def test_wait_for_a_lock_in_a_pool(self) -> None:
         """Of a thread of this process."""
         said = self.waits(
-            lambda: locks.lock_in(str(self.state), '.lock', lambda: None), 'this process'
+            lambda: locks.lock_in(str(self.state), '.lock', 'pool-x', lambda: None), 'this process'
         )
         self.assertIn(f'{self.state}/.lock since', said[0])
         self.assertIn(f'process {os.getpid()} (', said[0])
@@ -226,6 +229,21 @@ class LocksTest(base.TestCase):
             with locks.lock_directory(str(self.directory)):
                 self.assertRaises(AssertionError, locks.lock('pool-y').__enter__)
         self.assertEqual([], self.files())
+
+    def test_order_of_locks_in_pools(self) -> None:
+        """Each comes behind that of its pool on this host, and before that of the next one."""
+        (self.directory / 'pool').mkdir()
+
+        def of(pool: str) -> AbstractContextManager[None]:
+            return locks.lock_in(str(self.directory / 'pool'), '.lock', pool, lambda: None)
+
+        with locks.lock('pool-b'), of('pool-b'):
+            for earlier in (locks.lock('pool-a'), locks.lock('pool-b'), of('pool-a')):
+                self.assertRaises(AssertionError, earlier.__enter__)
+            with locks.lock('pool-c'):
+                pass
+        with locks.lock('scrub-x'):
+            self.assertRaises(AssertionError, of('pool-a').__enter__)
 
     def refused(self, name: str) -> str:
         done = subprocess.run(

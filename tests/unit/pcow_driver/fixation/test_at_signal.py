@@ -13,7 +13,7 @@ from tests.unit.pcow_driver import base
 
 class AtSignalTest(base.TestCase):
     def test_what_qemu_is_told(self) -> None:
-        found: Any = mock.Mock()
+        found: Any = mock.Mock(**{'writable.return_value': []})
         at_signal.tell(found, policy.FIXATE)
         for word in (policy.STOP, ''):
             at_signal.tell(found, word)
@@ -24,7 +24,7 @@ class AtSignalTest(base.TestCase):
         )
 
     def test_what_libvirt_refuses(self) -> None:
-        found: Any = mock.Mock()
+        found: Any = mock.Mock(**{'writable.return_value': []})
         found.qmp.side_effect = libvirt.libvirtError('it has no lock')
         with self.assertRaises(exception.LibvirtFailed):
             at_signal.tell(found, policy.FIXATE)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pwd
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -236,6 +238,38 @@ class ImmutableTest(base.TestCase):
             thread.join()
         self.assertEqual([], errors)
         self.assertTrue(immutable.is_set(path))
+
+    def test_lock_that_is_not_given_up(self) -> None:
+        """A service that has stopped keeps no start of a guest waiting without a word."""
+        path = self.build()
+        held = (
+            'import fcntl, os, sys, time\n'
+            'fd = os.open(sys.argv[1], os.O_RDONLY)\n'
+            'fcntl.flock(fd, fcntl.LOCK_EX)\n'
+            'print("mine", flush=True)\n'
+            'time.sleep(60)\n'
+        )
+        with (
+            subprocess.Popen(
+                [sys.executable, '-c', held, path.parent], stdout=subprocess.PIPE, text=True
+            ) as process,
+            HOOK.opened(str(path), 'the base') as file,
+            mock.patch.object(HOOK, 'LOCK_WORD', 0.1),
+            mock.patch.object(HOOK, 'LOCK_SECONDS', 0.5),
+            mock.patch('sys.stderr', io.StringIO()) as said,
+        ):
+            assert process.stdout is not None
+            self.addCleanup(process.kill)
+            self.assertEqual('mine\n', process.stdout.readline())
+            error = self.assertRaises(HOOK.HookError, HOOK.changeable(file).__enter__)
+            process.kill()
+            process.wait()
+            with HOOK.changeable(file):  # it was given up
+                pass
+        words = f'process {process.pid} has it'
+        self.assertEqual(1, said.getvalue().count(words))
+        self.assertIn(f'the lock of {path.parent} was not given up in 0.5 s ({words})', str(error))
+        self.assertTrue(immutable.is_set(str(path)))
 
     def test_only_regular_files(self) -> None:
         (self.place / 'link').symlink_to(self.source)

@@ -6,15 +6,20 @@ PCOW_TEST_PROMISES is the number of pools, of which each has a seed of its own, 
 on.
 """
 
+from collections.abc import Iterator
+import contextlib
 import os
 from pathlib import Path
 import random
 import subprocess
 
+import fixtures
+
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.copies import clone
+from pcow_driver.fixation import at_signal
 from pcow_driver.images import image
 from pcow_driver.pools import capacity
 from pcow_driver.pools import device
@@ -24,6 +29,8 @@ from pcow_driver.pools import staging
 from pcow_driver.snapshots import attached
 from pcow_driver.snapshots import trash
 from pcow_driver.templates import template
+from pcow_driver.vm import checkpoint
+from pcow_driver.vm import process
 from tests.unit.pcow_driver import base
 
 MIB = units.MIB
@@ -41,9 +48,11 @@ class ProvisionedTest(base.TestCase):
         self.configure(
             pcow_img=str(programs / 'pcow-img'),
             pcow_io=str(programs / 'pcow-io'),
+            emulator=str(programs / 'qemu-system-x86_64'),
             libvirt_uri=f'test://{self.directory}/none',
         )
         self.made = 0
+        self.has_qemu = (programs / 'qemu-system-x86_64').exists()
 
     def make_pool(self, name: str, *mkfs: str) -> pool_module.Pool:
         """On tmpfs, or the file system that a program makes."""
@@ -84,6 +93,7 @@ class ProvisionedTest(base.TestCase):
                     self.clone,
                     self.delete,
                     self.extend,
+                    *([self.checkpoint, self.spare] if self.has_qemu else []),
                 )
             )(pool, chance, chance.choice(fillable))
 
@@ -157,6 +167,37 @@ class ProvisionedTest(base.TestCase):
         self, pool: pool_module.Pool, _chance: random.Random, one: pool_module.PoolImage
     ) -> None:
         device.extend(pool, one.name, device.window(one.path).size + 2 * MIB)
+
+    @contextlib.contextmanager
+    def machine(self, one: pool_module.PoolImage) -> Iterator[process.Process]:
+        """A VM, paused, whose RAM is the image."""
+        directory = self.useFixture(fixtures.TempDir()).path
+        spec = process.Spec(name='vm', ram=one.path, accelerator='tcg')
+        with process.Process(spec, directory) as vm, vm.started(run=False):
+            yield vm
+
+    def checkpoint(
+        self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage
+    ) -> None:
+        """With the state of its devices, which lies beyond what the guest can fill."""
+        with self.machine(one) as vm:
+            for _time in range(chance.choice((1, 3))):
+                checkpoint.take(vm, f's{self.new_name()}')
+                self.check_figures(pool)
+
+    def spare(
+        self, pool: pool_module.Pool, chance: random.Random, one: pool_module.PoolImage
+    ) -> None:
+        """What QEMU keeps for the last moment, and that moment."""
+        with self.machine(one) as vm:
+            at_signal.keep(vm, 'last-')
+            self.check_figures(pool)
+            self.assertEqual(
+                [True], [one['spare'] == one['spare-wanted'] > 0 for one in vm.query()]
+            )
+            if chance.randrange(2):
+                checkpoint.take(vm, f'last-{self.new_name()}', last=True)
+                self.check_figures(pool)
 
     def check_figures(self, pool: pool_module.Pool) -> None:
         """They are those of the file system."""

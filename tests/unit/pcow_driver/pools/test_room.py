@@ -12,11 +12,14 @@ import subprocess
 import sys
 import threading
 from typing import Any
+from unittest import mock
 
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.copies import fork
 from pcow_driver.export import control_socket
+from pcow_driver.fixation import at_signal
+from pcow_driver.fixation import policy
 from pcow_driver.images import image
 from pcow_driver.pools import provisioned
 from pcow_driver.pools import registry
@@ -28,6 +31,19 @@ from pcow_driver.vm import checkpoint
 from tests.unit.pcow_driver import base
 
 MIB = units.MIB
+
+# of which the state is that large: of the next one 4 MiB are reckoned
+CHECKPOINT = {
+    'name': 'c',
+    'date-sec': 1795812953,
+    'date-nsec': 0,
+    'parent': None,
+    'current': True,
+    'state-size': 0,
+    'data-size': 0,
+    'shared-size': 0,
+    'delete-frees': 0,
+}
 
 
 class RoomTest(base.TestCase):
@@ -147,6 +163,8 @@ class RoomTest(base.TestCase):
                 yield
 
             def qmp(self, command: str, **arguments: str | int) -> Any:
+                if command.startswith('query-'):
+                    return [CHECKPOINT] if command == 'query-pcow-checkpoints' else []
                 meanwhile()
                 return {'pause': 0, 'durable': 0, 'state-size': 0}
 
@@ -189,6 +207,34 @@ class RoomTest(base.TestCase):
         self.pool.check_room(16 * MIB)
         self.leave(0)
         self.assertRaises(exception.NoRoom, self.guest(look).snapshot_create, 's1', quiesce=True)
+
+    def test_last_moment_of_a_guest(self) -> None:
+        """What QEMU keeps for it: 4 MiB for a state, and a slab. It is set aside until QEMU has it,
+        and a protection for which there is no room is refused.
+        """
+        seen = []
+
+        def look() -> None:
+            seen.append(self.pool.account().building)
+
+        guest: Any = self.guest(look)
+        written = mock.Mock()
+        self.leave(0)
+        self.assertRaises(exception.NoRoom, at_signal.keep, guest, 'last-')
+        with (
+            mock.patch.object(domain.Domain, 'set_metadata', written),
+            mock.patch.object(domain.Domain, 'metadata', return_value=None),
+            mock.patch.object(domain.Domain, 'autostart', return_value=False),
+        ):
+            error = self.assertRaises(exception.NoRoom, policy.put, guest, policy.Policy())
+            self.assertIn('6 MiB more cannot be provisioned', str(error))
+            written.assert_not_called()
+            policy.put(guest, policy.Policy(on_shutdown=policy.STOP))
+            self.leave(2 * MIB)
+            policy.put(guest, policy.Policy())
+        self.assertEqual((2, []), (written.call_count, seen))
+        at_signal.keep(guest, 'last-')
+        self.assertEqual(([6 * MIB], 0), (seen, self.pool.account().building))
 
     def test_snapshot_of_a_guest_whose_image_has_a_long_name(self) -> None:
         """As earlier versions allowed."""

@@ -4,8 +4,10 @@ not stay frozen unsaid.
 """
 
 import logging
+import os
 import signal
 import sys
+import time
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -71,7 +73,8 @@ class _Guest(test_domain.RecordedDomain):
         assert self.seconds > 0
         self.calls.append('thaw')
         if isinstance(self.during_thaw, int):
-            interrupt._handle(self.during_thaw, None)
+            os.kill(os.getpid(), self.during_thaw)
+            time.sleep(0.05)  # the main thread, which waits, takes it
         elif self.during_thaw:
             raise self.during_thaw
         self.frozen = False
@@ -173,6 +176,8 @@ class FrozenTest(base.TestCase):
         for error in (None, KeyboardInterrupt()):
             for number in (signal.SIGTERM, signal.SIGHUP):
                 self.guest.after_freeze, self.guest.during_thaw = error, int(number)
+                usual = signal.signal(number, interrupt._handle)
+                self.addCleanup(signal.signal, number, usual)
                 with mock.patch.object(interrupt, '_received', []):
                     if error:
                         self.fails(KeyboardInterrupt)

@@ -110,7 +110,8 @@ class Recorded:
 def _monitor(recorded: Recorded, request: str, flags: int) -> str:
     assert flags == 0
     command = json.loads(request)
-    recorded.calls.append((command['execute'], command.get('arguments', {})))
+    if command['execute'] != 'query-status':  # whether it answers
+        recorded.calls.append((command['execute'], command.get('arguments', {})))
     reply = recorded.replies.get(command['execute'], {})
     if isinstance(reply, str):
         return json.dumps({'error': {'class': 'GenericError', 'desc': reply}})
