@@ -54,6 +54,7 @@ class LiveMigrationTest(base.TestCase):
         self.instance = self.directory / 'instance'
         self.instance.mkdir()
         self.copied: list[str] = []
+        self.damaging = 0  # so many copies of a template have a byte changed
         patch = mock.patch.object(libvirt_utils, 'copy_image', self.copy)
         patch.start()
         self.addCleanup(patch.stop)
@@ -70,8 +71,12 @@ class LiveMigrationTest(base.TestCase):
     ) -> None:
         if host is not None:
             self.copied.append(os.path.basename(source))
+        content = Path(source).read_bytes()
+        if receive and self.damaging:
+            self.damaging -= 1
+            content = content.replace(b'\x5a' * 4096, b'\x5a' * 4095 + b'\x5b', 1)
         # as scp does: what was a hole takes space
-        Path(target).write_bytes(Path(source).read_bytes())
+        Path(target).write_bytes(content)
 
     def create(self, uuid: str) -> None:
         storage.create(uuid, _FLAVOR, self.pools['here'], storage.RootSource(_IMAGE, self.fetch))
@@ -143,6 +148,26 @@ class LiveMigrationTest(base.TestCase):
             (self.pools['there'].uuid, 2),
             (notes.get(notes.ARRIVING, _UUID), len(live_migration.arriving(_UUID))),
         )
+
+    def test_template_that_is_damaged_on_its_way(self) -> None:
+        self.damaging = 1
+        self.arrive()
+        self.assertEqual(2, len(self.copied))
+        (template,) = self.templates('there')
+        self.pools['there'].create_image('new', base=template)
+
+    def test_template_that_is_damaged(self) -> None:
+        """The server goes on, as it did; nothing new is made on what has come."""
+        self.damaging = 2
+        with self.assertLogs('nova_pcow.migration.cold_migration', 'ERROR') as log:
+            made = self.prepare()
+        self.assertIn('Servers on it go on as they did', log.output[0])
+        self.assertEqual(2, len(made))
+        (template,) = self.templates('there')
+        error = self.assertRaises(
+            exception.ImageDamaged, self.pools['there'].create_image, 'new', base=template
+        )
+        self.assertIn('it is not what its checksum was made of', str(error))
 
     def test_there_and_back(self) -> None:
         """The template goes along once, under a name that tells which it is, and stands for others
