@@ -65,6 +65,7 @@ _ORDER = (
     'pools',
     'pool',
     'scrub',
+    'notice',
 )
 
 _mine: contextvars.ContextVar[tuple[tuple[int, str], ...]] = contextvars.ContextVar(

@@ -15,6 +15,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import immutable
 from pcow_driver.common import names
 from pcow_driver.common import tool
+from pcow_driver.copies import verify
 from pcow_driver.export import nbd
 from pcow_driver.images import image
 from pcow_driver.images import image_locks
@@ -143,6 +144,8 @@ def copy(
             image.convert(path, image.FORMAT, part, snapshot=snapshot, accept_damage=accept_damage)
             device.grow(part, data_size)
         else:
+            if not accept_damage:
+                verify.check_chain(path)
             _copy_data(path, source, snapshot, part, data_size)
         target = pool.image_path(name)
         with pool.lock():

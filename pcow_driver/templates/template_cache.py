@@ -33,6 +33,7 @@ from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import scrubs
 from pcow_driver.templates import template
+from pcow_driver.virt import notices
 
 LOG = logging.getLogger(__name__)
 
@@ -193,10 +194,7 @@ class TemplateCache:
         if found.damage is None:
             _COMPARED.note(status)
         if found.damage is not None or is_known:
-            try:
-                scrubs.put(self.pool.uuid, name, scrubs.of_check(status.st_ino, checked, found))
-            except exception.PcowError as e:  # what scrubs have found may be root's alone
-                LOG.info('What is known of template %s stays: %s', path, e)
+            notices.keep(self.pool, name, scrubs.of_check(status.st_ino, checked, found))
         return found.damage
 
     def _drop_damaged(self, name: str, path: str, damage: str) -> None:

@@ -25,6 +25,7 @@ from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from pcow_driver.templates import template_cache
+from pcow_driver.virt import notices
 from tests.unit.nova_pcow.test_migration import holds
 from tests.unit.nova_pcow.test_migration import write
 from tests.unit.pcow_driver import base
@@ -159,8 +160,12 @@ class LiveMigrationTest(base.TestCase):
     def test_template_that_is_damaged(self) -> None:
         """The server goes on, as it did; nothing new is made on what has come."""
         self.damaging = 2
-        with self.assertLogs('nova_pcow.migration.cold_migration', 'ERROR') as log:
+        with (
+            self.assertLogs('nova_pcow.migration.cold_migration', 'ERROR') as log,
+            mock.patch.object(notices, 'tell') as tell,
+        ):
             made = self.prepare()
+        tell.assert_called_once_with(self.pools['there'])
         self.assertIn('Servers on it go on as they did', log.output[0])
         self.assertEqual(2, len(made))
         (template,) = self.templates('there')

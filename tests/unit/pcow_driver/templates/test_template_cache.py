@@ -24,6 +24,7 @@ from pcow_driver.pools import scrubs
 from pcow_driver.pools import settings as settings_module
 from pcow_driver.templates import template
 from pcow_driver.templates import template_cache
+from pcow_driver.virt import notices
 from tests.unit.pcow_driver import base
 
 _SOURCE = template_cache.SourceImage(
@@ -91,9 +92,11 @@ class TemplateCacheTest(base.TestCase):
         self.damage(name)
         with (
             mock.patch.object(template_cache, '_COMPARED', template_cache._Compared()),
+            mock.patch.object(notices, 'tell') as tell,
             self.assertRaisesRegex(exception.ImageDamaged, 'so nothing new may stand on it'),
         ):
             self.use()
+        tell.assert_called_once_with(self.pool)  # a server may run on it
         self.assertEqual(1, self.fetches)
         # and then again, until somebody accepts it
         for _run in range(2):
