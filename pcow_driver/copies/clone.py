@@ -54,6 +54,7 @@ def on_base(
     """
     path = source_pool.existing_path(source)
     if source_pool.uuid == pool.uuid and image.info(path, force_share=True).chain_depth < max_chain:
+        verify.compare_if_due(pool, source)
         return device.create_on(pool, name, source, base_snapshot=snapshot, data_size=data_size)
     return copy(path, pool, name, data_size, snapshot=snapshot)
 

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
+import math
 import os
+import time
 
 from oslo_log import log as logging
 
+from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import model
+from pcow_driver.pools import bases
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from pcow_driver.pools import scrubs
 from pcow_driver.virt import notices
 
 LOG = logging.getLogger(__name__)
+
+_LOOKED_AT: dict[tuple[int, int], float] = {}  # time.monotonic(), by device and inode of the top
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +104,55 @@ def check_chain_for_command(path: str) -> None:
         raise exception.DataDamaged(
             path=damaged.path, finding=damaged.finding, otherwise='give --accept-damage'
         )
+
+
+def compare_if_due(pool: pool_module.Pool, name: str) -> None:
+    """Before something is made on an image: templates of its chain that nobody has compared for
+    ``[pcow] compare_templates_after`` are, and what is found is kept, so that it is refused. Not
+    with the pool locked: it takes a while.
+    """
+    counts, path = int(conf.CONF.pcow.compare_templates_after), pool.image_path(name)
+    if not counts or _was_looked_at(path, counts):
+        return
+    known, own = scrubs.read(pool.uuid), os.path.basename(os.path.realpath(path))
+    items = {item.name: item for item in pool.listed()}
+    for item in bases.chain(items, own.removesuffix(names.IMAGE_SUFFIX)):
+        before = known.images.get(item.name)
+        try:
+            status = os.stat(item.path)
+            is_known = before is not None and before.inode == status.st_ino
+            age = before.age() if before is not None and is_known else math.inf
+            if item.summary is None or not item.summary.sealed or 0 <= age < counts:
+                continue
+            _compare_now(pool, item, before if is_known else None)
+        except (FileNotFoundError, exception.ImageNotFound):  # who makes something of it says so
+            continue
+
+
+def _was_looked_at(path: str, counts: int) -> bool:
+    """By this process, which may be about to make a hundred forks, or be a service that may note
+    nothing. It is by now.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    key, now = (status.st_dev, status.st_ino), time.monotonic()
+    before, _LOOKED_AT[key] = _LOOKED_AT.get(key), now
+    return before is not None and now - before < counts
+
+
+def _compare_now(
+    pool: pool_module.Pool, item: bases.ListedImage, before: scrubs.Result | None
+) -> None:
+    result = scrubs.compare(item.path, sealed=True)
+    if result.is_damaged or (before is not None and before.is_damaged):
+        notices.keep(pool, item.name, result)
+        return
+    try:
+        scrubs.put(pool.uuid, item.name, result)
+    except exception.PcowError as e:  # it is root's: a service compares once more the next time
+        LOG.debug('That %s was compared is not noted: %s', item.path, e)
 
 
 def _pool_of(path: str) -> pool_module.Pool | None:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import math
 import os
 from typing import Any
 
@@ -45,6 +46,15 @@ class Result:
     @property
     def is_damaged(self) -> bool:
         return bool(self.findings)
+
+    def age(self) -> float:
+        """Seconds since it was looked at; of one that nobody can tell, without end."""
+        with contextlib.suppress(ValueError):
+            age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(
+                self.checked
+            )
+            return age.total_seconds()
+        return math.inf
 
     def same_damage(self, other: Result) -> bool:
         return self.inode == other.inode and self.findings == other.findings

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damage that must not pass into a copy; images are real."""
 
+import dataclasses
 import os
 from pathlib import Path
 import subprocess
@@ -9,6 +10,7 @@ from unittest import mock
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.copies import clone
+from pcow_driver.copies import fork
 from pcow_driver.copies import verify
 from pcow_driver.health import scrub
 from pcow_driver.images import image
@@ -108,6 +110,65 @@ class VerifyTest(base.TestCase):
             exception.DataDamaged, verify.check_chain, str(elsewhere / 'below.pcow')
         )
         self.assertIn('or copy it by hand (pcow-img convert)', str(error))
+
+    def forget(self) -> None:
+        """As another process, or the next command."""
+        verify._LOOKED_AT.clear()
+
+    def test_template_that_nobody_has_looked_at(self) -> None:
+        """By whoever makes something on it, once a day."""
+        image.snapshot_create(self.top, 's')
+        compared: list[str] = []
+        real = scrubs.compare
+
+        def compare(path: str, *, sealed: bool, rate: int = 0) -> scrubs.Result:
+            compared.append(os.path.basename(path))
+            return real(path, sealed=sealed, rate=rate)
+
+        with mock.patch.object(scrubs, 'compare', compare):
+            for name in ('one', 'two'):
+                fork.fork(self.top, 's', name)
+            self.assertEqual(['below.pcow'], compared)
+            self.forget()
+            fork.fork(self.top, 's', 'three')
+            self.assertEqual(['below.pcow'], compared)
+            self.flip('below')
+            self.forget()
+            fork.fork(self.top, 's', 'four')  # it was compared just now
+            old = dataclasses.replace(
+                scrubs.read(self.pool.uuid).images['below'], checked='2026-01-01T00:00:00+00:00'
+            )
+            scrubs.put(self.pool.uuid, 'below', old)
+            self.configure(compare_templates_after=0)
+            fork.fork(self.top, 's', 'five')
+            self.configure(compare_templates_after=86400)
+            self.forget()
+            self.assertRaises(exception.ImageDamaged, fork.fork, self.top, 's', 'six')
+        self.assertEqual(['below.pcow'] * 2, compared)
+        self.assertFalse((self.directory / 'p/six.pcow').exists())
+        # whole again, in the very file: known by the next comparison, or scrub
+        self.flip('below')
+        scrubs.put(self.pool.uuid, 'below', old)
+        self.forget()
+        fork.fork(self.top, 's', 'six')
+
+    def test_clone_of_a_device(self) -> None:
+        device.create(self.pool, 'device', 4 * MIB)
+        path = self.pool.existing_path('device')
+        self.io(path, 'write -P 9 3M 64k')
+        image.seal(path, checksums=True)
+        self.flip('device', DATA + 3 * MIB)
+        self.assertRaises(
+            exception.ImageDamaged,
+            clone.on_base,
+            self.pool,
+            'device',
+            self.pool,
+            'c',
+            4 * MIB,
+            max_chain=8,
+        )
+        self.assertEqual(['device'], scrubs.read(self.pool.uuid).damaged())
 
     def test_what_cannot_be_kept(self) -> None:
         """The finding is root's to write; it is refused, and told, all the same."""

@@ -79,7 +79,12 @@ class TemplateCacheTest(base.TestCase):
         self.damage(name)
         self.use()  # it was compared just now
         self.assertEqual(1, self.fetches)
-        with mock.patch.object(template_cache, '_COMPARE_AGAIN', 0.0):
+        # as if it were a day later
+        with mock.patch.object(template_cache, '_COMPARED', template_cache._Compared()):
+            self.configure(compare_templates_after=0)
+            self.use()
+            self.assertEqual(1, self.fetches)
+            self.configure(compare_templates_after=86400)
             self.use()
             self.assertEqual(2, self.fetches)
             self.use()
