@@ -119,6 +119,15 @@ class ImageDamaged(PcowError):
     )
 
 
+class DataDamaged(PcowError):
+    """A copy of it would have no checksum that tells."""
+
+    msg_fmt = (
+        '%(path)s is damaged (%(finding)s), and is not copied as if it were whole: put a whole '
+        'copy in its place (see the runbook of a damaged image), or %(otherwise)s'
+    )
+
+
 class RamInvalid(PcowError):
     msg_fmt = "%(path)s cannot be the guest's RAM: %(reason)s: name another image, or delete it"
 

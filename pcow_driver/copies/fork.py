@@ -14,6 +14,7 @@ import uuid as uuidlib
 from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.common import units
+from pcow_driver.copies import verify
 from pcow_driver.images import image
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
@@ -67,7 +68,9 @@ def check_sound(path: str) -> None:
     """
     found = _pool_of(path)
     if found is not None:
-        found.check_sound(os.path.basename(path).removesuffix(names.IMAGE_SUFFIX))
+        name = os.path.basename(path).removesuffix(names.IMAGE_SUFFIX)
+        verify.compare_if_due(found, name)
+        found.check_sound(name)
 
 
 def fork(path: str, snapshot: str, name: str, *, cluster_size: int | None = None) -> str:
@@ -86,11 +89,13 @@ def fork(path: str, snapshot: str, name: str, *, cluster_size: int | None = None
     names.check_snapshot_name(snapshot)
     directory = os.path.dirname(os.path.abspath(path))
     target = os.path.join(directory, names.check_new_name('image', name) + names.IMAGE_SUFFIX)
-    found = _pool_of(path)
+    found, own = _pool_of(path), os.path.basename(path).removesuffix(names.IMAGE_SUFFIX)
+    if found is not None:
+        verify.compare_if_due(found, own)
     with contextlib.nullcontext() if found is None else found.lock():
         if found is not None:
             found.check_room(_snapshot_size(path, snapshot))
-            found.check_sound(os.path.basename(path).removesuffix(names.IMAGE_SUFFIX))
+            found.check_sound(own)
         image.create_overlay(target, path, base_snapshot=snapshot, cluster_size=cluster_size)
     if found is not None:
         found.remember(name)
