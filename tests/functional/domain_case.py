@@ -95,14 +95,18 @@ class DomainTestCase(unittest.TestCase):
         self.image = self.place.image_path(IMAGE)
         self.names: list[str] = []
 
-    def make_image(self, disk: Path, disk_format: str, *options: str) -> None:
+    def make_image(
+        self, disk: Path, disk_format: str, *options: str, page_map: str = 'ram'
+    ) -> None:
         """A template of a disk image, and an image on it.
 
         :param options: of the image
+        :param page_map: of the template
         """
         reference, template = self.place.reference, self.place.image_path(TEMPLATE)
         self.place.pcowctl(
-            *('template', 'build', '--source-format', disk_format, str(disk), reference(template))
+            *('template', 'build', '--source-format', disk_format, '--page-map', page_map),
+            *(str(disk), reference(template)),
         )
         self.place.pcowctl(
             *('image', 'create', reference(self.image), '--template', template.stem, *options)
