@@ -30,6 +30,7 @@ KEY = 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPfx3e4jW0G7Jt2DqbL9eXcO5m1rZ8sYkU6hV
 SCRIPTS = '/var/lib/cloud/scripts'
 # Who has made it on which boot is told apart: per-once is not run anew.
 USER_DATA = f"""#cloud-config
+locale: C.UTF-8
 write_files:
   - path: {SCRIPTS}/per-boot/told
     permissions: '0755'
