@@ -6,6 +6,7 @@ would take.
 from __future__ import annotations
 
 from pathlib import Path
+import subprocess
 from typing import ClassVar
 
 from tests.functional import boot_guest
@@ -104,6 +105,29 @@ class BootShimTest(boot_guest.BootTestCase):
             self.assertRegex(vm.run('grep " / " /proc/mounts'), '^/dev/pmem0p2 / ext4 .*dax=always')
             self.assertIn('virtio_pmem', vm.run('cat /proc/modules'))
             vm.run('echo kept >/root/note && sync /root/note')
+
+    def test_an_end_as_growpart_leaves_it(self) -> None:
+        """Within a page of memory, where Linux has no DAX: the kernel is told of another end."""
+        raw = self.directory / 'disk.raw'
+        tool = ('qemu-img', 'convert', '-f', 'qcow2', '-O', 'raw', self.disk, raw)
+        subprocess.run(tool, check=True)
+        sectors = debian_image.ROOT_SECTORS + 7
+        subprocess.run(
+            ['/sbin/sfdisk', '-q', '-N', '2', raw], input=f', {sectors}\n', text=True, check=True
+        )
+        self.make_image_of(raw, 'raw')
+        raw.unlink()
+        with self.start() as vm:
+            self.assertRegex(vm.run('grep " / " /proc/mounts'), '^/dev/pmem0p2 / ext4 .*dax=always')
+            # the table is as it was: entry 2 of GPT has the last sector at byte 40
+            last = debian_image.ROOT_OFFSET // 512 + sectors - 1
+            self.assertEqual(
+                [str(sectors - 7), str(last)],
+                vm.run(
+                    'cat /sys/class/block/pmem0p2/size; '
+                    f'od -An -t d8 -j {1024 + 128 + 40} -N 8 /dev/pmem0'
+                ).split(),
+            )
 
     def test_an_entry_meant_once(self) -> None:
         """As Debian's grub.cfg does it; the shim uses it up in the place where GRUB would have."""
