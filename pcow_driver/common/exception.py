@@ -243,6 +243,10 @@ class XmlInvalid(PcowError):
     msg_fmt = 'the domain XML cannot be used: %(reason)s'
 
 
+class SeedInvalid(PcowError):
+    msg_fmt = '%(path)s is no seed for cloud-init: %(reason)s'
+
+
 class LibvirtFailed(PcowError):
     msg_fmt = 'libvirt (%(uri)s): %(reason)s'
 
