@@ -78,9 +78,9 @@ class BenchTest(images.ImageTestCase):
         for key in numbers:
             self.assertIsInstance(row[key], float, (row['name'], key))
             self.assertGreater(row[key], 0, (row['name'], key))
-        # printed numbers are rounded
+        # printed numbers are rounded, the ratio to 4 places
         self.assertAlmostEqual(
-            row['pcow_ns'] / row['raw_ns'], row['ratio'], delta=0.01 * row['ratio']
+            row['pcow_ns'] / row['raw_ns'], row['ratio'], delta=0.01 * row['ratio'] + 0.00005
         )
         self.assertIn('paper_ns', row)
         self.assertIn('target', row)
