@@ -13,6 +13,7 @@ from nova.tests.fixtures import libvirt as fakelibvirt
 
 from pcow_driver.fixation import recover
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_call
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import checkpoint
 
@@ -98,4 +99,4 @@ class Definitions(fixtures.Fixture):
             for item in metadata.findall(f'{{{namespace}}}*'):
                 metadata.remove(item)
             kept = libvirt_xml.to_string(root)
-        found._domain.kept = kept
+        libvirt_call.bare(found._domain).kept = kept

@@ -158,13 +158,29 @@ class RamSuspensionTest(recorded.TestCase):
         room = mock.MagicMock(side_effect=[refused])
         self.useFixture(fixtures.MockPatch('pcow_driver.pools.room.for_snapshot', room))
         self.assertRaises(exception.NoRoom, self.suspension.suspend)
-        room.assert_called_once_with(str(self.ram), str(self.nvdimm))
+        room.assert_called_once_with(str(self.ram), str(self.nvdimm), beside=mock.ANY)
         self.assertEqual(([], False), (self.recorded.calls, self.suspension.begun))
         room.side_effect = [contextlib.nullcontext()]
         self.useFixture(
             fixtures.MockPatch('pcow_driver.pools.room.for_long_snapshot', side_effect=[refused])
         )
         self.assertRaises(exception.NoRoom, self.suspension.suspend)
+        self.assertEqual(['save', 'suspend', 'resume'], self.recorded.calls)
+
+    def test_qemu_that_does_not_answer(self) -> None:
+        """It is not even paused; where it stops answering behind that, it goes on when it does."""
+        for answers, calls in (([], []), ([None], ['save', 'suspend'])):
+            error = exception.NoAnswer(
+                domain=self.found.name, whom='it', call='x', seconds=60, way_out='end it'
+            )
+            error.call = mock.Mock()
+            self.recorded.calls.clear()
+            with mock.patch.object(domain.Domain, 'check_answers', side_effect=[*answers, error]):
+                self.assertRaises(exception.NoAnswer, self.suspension.suspend)
+            self.assertEqual(calls, self.recorded.calls)
+            self.assertEqual(len(answers), error.call.add.call_count)
+        ((undo,), _options) = error.call.add.call_args
+        undo(None)
         self.assertEqual(['save', 'suspend', 'resume'], self.recorded.calls)
 
     def test_guest_that_does_not_run(self) -> None:

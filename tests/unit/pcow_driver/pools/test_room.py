@@ -208,6 +208,25 @@ class RoomTest(base.TestCase):
         self.leave(0)
         self.assertRaises(exception.NoRoom, self.guest(look).snapshot_create, 's1', quiesce=True)
 
+    def test_state_of_a_guest(self) -> None:
+        """It has room beside what the guest can fill once more: 4 MiB, and half more than that of
+        the last one.
+        """
+        image.resize(self.path, 16 * MIB)
+        guest: Any = self.guest(lambda: None)
+        for size, needed in ((0, 4 * MIB), (4 * MIB, 10 * MIB)):
+            with mock.patch.dict(CHECKPOINT, {'state-size': size}):
+                self.pool = self.pools.set('p', overcommit=1.0)
+                frozen = self.pool.check_snapshot_room('vm.pcow')
+                for left, takes in ((needed - 4096, False), (needed, True)):
+                    now = self.pool.account()
+                    wanted = now.provisioned + frozen + left + 64  # it is rounded
+                    self.pools.set('p', overcommit=wanted / (now.total - now.fixed))
+                    if takes:
+                        checkpoint.take(guest, 's')
+                    else:
+                        self.assertRaises(exception.NoRoom, checkpoint.take, guest, 's')
+
     def test_last_moment_of_a_guest(self) -> None:
         """What QEMU keeps for it: 4 MiB for a state, and a slab. It is set aside until QEMU has it,
         and a protection for which there is no room is refused.
