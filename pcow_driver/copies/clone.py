@@ -86,6 +86,8 @@ def clone(wanted: Sequence[Clone], *, max_chain: int) -> list[str]:
     :raises: as :func:`on_base`
     """
     made = []
+    for one in wanted:  # not with the locks below, nor a snapshot that the guests pay for
+        verify.compare_if_due(one.source_pool, one.source)
     with contextlib.ExitStack() as stack:
         sources = {(one.source_pool.uuid, one.source): one.source_pool for one in wanted}
         for key in sorted(sources):  # in one order, for those who clone the same ones

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import dataclasses
 import math
 import os
+import threading
 import time
 
 from oslo_log import log as logging
@@ -26,7 +27,9 @@ from pcow_driver.virt import notices
 
 LOG = logging.getLogger(__name__)
 
-_LOOKED_AT: dict[tuple[int, int], float] = {}  # time.monotonic(), by device and inode of the top
+_Key = tuple[int, int]  # device and inode of the top of a chain
+_LOOKED_AT: dict[_Key, float] = {}  # time.monotonic()
+_COMPARES: dict[_Key, threading.Lock] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +115,17 @@ def compare_if_due(pool: pool_module.Pool, name: str) -> None:
     with the pool locked: it takes a while.
     """
     counts, path = int(conf.CONF.pcow.compare_templates_after), pool.image_path(name)
-    if not counts or _was_looked_at(path, counts):
+    key = _key(path)
+    if not counts or key is None or _was_looked_at(key, counts):
         return
+    with _COMPARES.setdefault(key, threading.Lock()):  # others wait for what this one finds
+        if not _was_looked_at(key, counts) and _compare_templates(pool, path, counts):
+            _LOOKED_AT[key] = time.monotonic()
+
+
+def _compare_templates(pool: pool_module.Pool, path: str, counts: int) -> bool:
+    """Whether all of the chain are known, and whole."""
+    is_whole = True
     known, own = scrubs.read(pool.uuid), os.path.basename(os.path.realpath(path))
     items = {item.name: item for item in pool.listed()}
     for item in bases.chain(items, own.removesuffix(names.IMAGE_SUFFIX)):
@@ -121,38 +133,46 @@ def compare_if_due(pool: pool_module.Pool, name: str) -> None:
         try:
             status = os.stat(item.path)
             is_known = before is not None and before.inode == status.st_ino
+            # one that could not be read was not compared
+            is_known = is_known and before is not None and not before.problem
             age = before.age() if before is not None and is_known else math.inf
             if item.summary is None or not item.summary.sealed or 0 <= age < counts:
                 continue
-            _compare_now(pool, item, before if is_known else None)
+            is_whole &= _compare_now(pool, item, before if is_known else None)
         except (FileNotFoundError, exception.ImageNotFound):  # who makes something of it says so
-            continue
+            is_whole = False
+    return is_whole
 
 
-def _was_looked_at(path: str, counts: int) -> bool:
-    """By this process, which may be about to make a hundred forks, or be a service that may note
-    nothing. It is by now.
-    """
+def _key(path: str) -> _Key | None:
     try:
         status = os.stat(path)
     except OSError:
-        return False
-    key, now = (status.st_dev, status.st_ino), time.monotonic()
-    before, _LOOKED_AT[key] = _LOOKED_AT.get(key), now
-    return before is not None and now - before < counts
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _was_looked_at(key: _Key, counts: int) -> bool:
+    """By this process, which may be about to make a hundred forks, or be a service that may note
+    nothing.
+    """
+    before = _LOOKED_AT.get(key)
+    return before is not None and time.monotonic() - before < counts
 
 
 def _compare_now(
     pool: pool_module.Pool, item: bases.ListedImage, before: scrubs.Result | None
-) -> None:
+) -> bool:
+    """:return: whether it is whole"""
     result = scrubs.compare(item.path, sealed=True)
     if result.is_damaged or (before is not None and before.is_damaged):
         notices.keep(pool, item.name, result)
-        return
+        return not result.is_damaged
     try:
         scrubs.put(pool.uuid, item.name, result)
     except exception.PcowError as e:  # it is root's: a service compares once more the next time
         LOG.debug('That %s was compared is not noted: %s', item.path, e)
+    return not result.problem
 
 
 def _pool_of(path: str) -> pool_module.Pool | None:

@@ -10,6 +10,9 @@
  *   runs    wait for a moment without requests  go on below, as a disk that is
  *                                               fast may always have some
  *   stands  wait until the last one has ended   refused; the guest runs on
+ *
+ * What an iothread has not looked at yet when the vCPUs stand is begun by
+ * stopping the VM, which waits for it.
  */
 #include "qemu/osdep.h"
 #include "block/aio-wait.h"
@@ -21,6 +24,8 @@
 #include "qemu/timer.h"
 #include "system/cpus.h"
 #include "system/runstate.h"
+
+#define ROUNDS 16               /* of a main loop in which devices are at work */
 
 bool checkpoint_disks_are_busy(void)
 {
@@ -43,16 +48,21 @@ static void set_expired(void *opaque)
 
 bool checkpoint_await_disks(uint32_t limit_ms, Error **errp)
 {
-    bool stops = runstate_is_running(), expired = false;
+    AioContext *context = qemu_get_aio_context();
+    bool expired = false;
     QEMUTimer *timer;
 
+    if (!runstate_is_running()) {
+        return true;            /* what the guest asked for ended as it stopped */
+    }
+    pause_all_vcpus();
+    /* What it has asked for, and no device has looked at yet, begins now. */
+    for (int round = 0; round < ROUNDS && aio_poll(context, false); round++) {
+    }
     if (!checkpoint_disks_are_busy()) {
         return true;
     }
-    if (stops) {
-        pause_all_vcpus();
-    }
-    timer = aio_timer_new(qemu_get_aio_context(), QEMU_CLOCK_REALTIME, SCALE_MS,
+    timer = aio_timer_new(context, QEMU_CLOCK_REALTIME, SCALE_MS,
                           set_expired, &expired);
     timer_mod(timer, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + limit_ms);
     /* The requests end in the main loop, or tell it that they have */
@@ -61,9 +71,7 @@ bool checkpoint_await_disks(uint32_t limit_ms, Error **errp)
     if (!checkpoint_disks_are_busy()) {
         return true;            /* and the vCPUs stand: nobody asks for more */
     }
-    if (stops) {
-        resume_all_vcpus();
-    }
+    resume_all_vcpus();
     error_setg(errp, "a disk has not ended its requests in %" PRIu32 " ms: the "
                "VM has run on, and nothing was changed. Try again when its "
                "disks are faster, or give it more time", limit_ms);
