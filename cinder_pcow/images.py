@@ -26,6 +26,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.copies import clone
+from pcow_driver.copies import verify
 from pcow_driver.copies import view
 from pcow_driver.export import nbd
 from pcow_driver.pools import device
@@ -119,7 +120,8 @@ class Images:
     def copy_to_image(
         self, context: Any, volume: Any, image_service: Any, image_meta: dict[str, Any]
     ) -> None:
-        """Upload what a volume holds at this moment, also while a guest writes to it.
+        """Upload what a volume holds at this moment, also while a guest writes to it. What is known
+        to be damaged is refused: an image of Glance would say that it is whole.
 
         :raises ImageConversionNotAllowed:
         :raises VolumeBackendAPIException:
@@ -132,6 +134,7 @@ class Images:
             with errors.translated():
                 pool = self._volumes.backend.locate(volume)
                 validation.check_size(pool.existing_path(volume.name), volume)
+                verify.check_chain(pool.existing_path(volume.name))
                 with view.serve(pool, volume.name, validation.look(volume)) as uri:
                     tool.run(
                         tool.find('qemu_img'),

@@ -23,6 +23,7 @@ from nova_pcow.servers import storage
 from nova_pcow.snapshots import snapshot as snapshot_module
 from nova_pcow.snapshots import suspension
 from nova_pcow.warm_images import warm
+from pcow_driver.copies import verify
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_call
 
@@ -76,6 +77,7 @@ class SnapshotLibvirtDriver(volumes.VolumeLibvirtDriver):
         ):
             target = os.path.join(directory, image_id)
             root = storage.root(instance.uuid)
+            verify.check_chain(root.path)  # an image of Glance has no checksums of what it was
             with (
                 contextlib.nullcontext(taken)
                 if taken is not None

@@ -29,17 +29,18 @@ from nova_pcow.servers import storage
 from pcow_driver.common import durable
 from pcow_driver.common import exception
 from pcow_driver.common import units
-from pcow_driver.health import scrub
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import provisioned
 from pcow_driver.pools import room
+from pcow_driver.pools import scrubs
 from pcow_driver.pools import staging
 from pcow_driver.templates import template as template_module
 from pcow_driver.templates import template_cache
 from pcow_driver.virt import domain
+from pcow_driver.virt import notices
 from pcow_driver.vm import ram as vm_ram
 
 LOG = logging.getLogger(__name__)
@@ -492,10 +493,9 @@ def copy_base(
                     source_host,
                     found.damage,
                 )
-                try:
-                    scrub.keep(pool, name, staged, found)  # before anybody finds it
-                except exception.StateInvalid as e:  # root's, so that no service can forge it
-                    LOG.warning('New images are made on it until a scrub finds that: %s', e)
+                # before anybody finds it
+                inode = os.stat(staged).st_ino
+                notices.keep(pool, name, scrubs.of_check(inode, scrubs.now(), found))
             with pool.lock():
                 staging.finish(pool, name, staged)
         template_module.protect(pool, pool.image_path(name))

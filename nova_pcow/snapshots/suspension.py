@@ -170,7 +170,7 @@ class Suspension:
         """
         try:
             snapshot.forget_suspended(self._virtual)
-        except libvirt_guest.libvirt.libvirtError as e:
+        except (libvirt_guest.libvirt.libvirtError, exception.PcowError) as e:
             LOG.warning('libvirt keeps a state of no use any more: %s', e, instance=self._instance)
         ram.forget_suspended(self._domain)
 

@@ -26,8 +26,10 @@ from nova_pcow.warm_images import warm_xml
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
 from pcow_driver.common import locks
+from pcow_driver.common import names
 from pcow_driver.common import units
 from pcow_driver.copies import fork as image_fork
+from pcow_driver.copies import verify
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import pool as pool_module
@@ -337,13 +339,19 @@ def fork(record: warm_records.Record, uuid: str) -> list[str]:
     :raises PcowError: the pool has no room, or a scrub has found damage
     """
     made: list[str] = []
+    for item in images(record):  # which may take longer than others wait for the lock
+        verify.compare_if_due(
+            _pool(record), os.path.basename(item.path).removesuffix(names.IMAGE_SUFFIX)
+        )
     with warm_records.lock(record.server), contextlib.ExitStack() as undo:
         if warm_records.get(record.image) is None:
             raise WarmUnfit(reason='its checkpoint has just been removed')
         undo.callback(storage.delete_made, _pool(record), made)
         for item in checked(record):
             name = storage.image_name(uuid, item.role)
-            image_fork.fork(item.path, record.checkpoint, name)
+            image_fork.fork(
+                item.path, record.checkpoint, name, cluster_size=image_fork.VM_CLUSTER_SIZE
+            )
             made.append(name)
         undo.pop_all()
     return made

@@ -17,6 +17,7 @@ from oslo_config import cfg
 from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
+from pcow_driver.virt import libvirt_call
 
 
 def _version() -> str:
@@ -98,7 +99,9 @@ def main(argv: list[str] | None = None) -> int:
         # names of files that are not UTF-8 are printed as they are
         sys.stdout.reconfigure(errors='surrogateescape')
     try:
-        return int(PcowCtl().run(sys.argv[1:] if argv is None else argv))
+        status = int(PcowCtl().run(sys.argv[1:] if argv is None else argv))
+        libvirt_call.await_undone(lambda words: print(f'pcowctl: {words}', file=sys.stderr))
+        return status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

@@ -175,6 +175,9 @@ class Show(lister.Lister):
         )
 
 
+_NAMED = 5  # images, of more
+
+
 class Check(command.Command):
     """Say whether pools run out of space: exit code 0 ok, 1 low, 2 critical, 3 unknown.
 
@@ -214,7 +217,9 @@ class Check(command.Command):
             unreadable = (
                 f'; cannot be read: {", ".join(usage.unreadable)}' if usage.unreadable else ''
             )
-            self.app.stdout.write(f'{usage.state.name} {name}: {usage.reason}{unreadable}\n')
+            self.app.stdout.write(
+                f'{usage.state.name} {name}: {usage.reason}{unreadable}{_mirrorless(found)}\n'
+            )
         if with_figures:
             try:
                 _write_atomically(
@@ -263,6 +268,16 @@ def _with_damage(usage: capacity.PoolUsage) -> capacity.PoolUsage:
             f'{usage.name}); {usage.reason}'
         ),
     )
+
+
+def _mirrorless(found: pool.Pool) -> str:
+    try:
+        names = found.without_mirror()
+    except (exception.PcowError, OSError):  # the state says so
+        return ''
+    more = ', ...' if names[_NAMED:] else ''
+    first = ', '.join(names[:_NAMED])
+    return f'; without a mirror (pcow-img amend): {first}{more}' if names else ''
 
 
 def _write_atomically(path: str, text: str) -> None:

@@ -20,6 +20,7 @@ from pcow_driver.virt import boot
 from pcow_driver.virt import disk_xml
 from pcow_driver.virt import domain_xml
 from pcow_driver.virt import libvirt_xml
+from pcow_driver.virt import seed
 from pcow_driver.vm import ram
 
 # what a guest on a disk has not: it is booted by firmware, and virsh keeps its state with no disk
@@ -111,6 +112,12 @@ class DomainXml(command.Command):
             help='A small qcow2 disk to hold VM state for virsh snapshots.',
         )
         parser.add_argument(
+            '--seed',
+            metavar='FILE',
+            help='A file system (ISO 9660 or FAT, label cidata) from which cloud-init in the guest '
+            'takes user, keys and name; the guest has it as a read-only disk.',
+        )
+        parser.add_argument(
             '--network', choices=domain_xml.NETWORKS, default='none', help='Default: none.'
         )
         parser.add_argument('--pmem', action='store_true', help='Write <pmem/>.')
@@ -140,6 +147,8 @@ class DomainXml(command.Command):
                 raise exception.UsageInvalid(reason=f'{path} is not a file')
         if parsed_args.initrd is not None and parsed_args.kernel is None:
             raise exception.UsageInvalid(reason='--initrd is for --kernel')
+        if parsed_args.seed is not None:
+            seed.check(parsed_args.seed)
         path = common.image_path(parsed_args.image)
         info = image.info(path, force_share=True)
         if info.sealed:
@@ -160,6 +169,7 @@ class DomainXml(command.Command):
             uuid=None if parsed_args.uuid is None else disk_xml.check_uuid(parsed_args.uuid),
             serial_file=absolute(parsed_args.serial_file),
             carrier_disk=absolute(parsed_args.carrier_disk),
+            seed=absolute(parsed_args.seed),
             network=parsed_args.network,
         )
         complete = _on_disk if parsed_args.bus == disk_xml.VIRTIO else _in_memory

@@ -16,6 +16,7 @@ from pcow_driver.cli import common
 from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.common import names
+from pcow_driver.copies import verify
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import pool
@@ -144,11 +145,14 @@ class Create(show.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         found, name = common.split_reference(parsed_args.image)
         size, template = parsed_args.size, parsed_args.template
+        base = None if template is None else common.base_name(found, template)
+        if base is not None:
+            verify.compare_if_due(found, base)
         return show_path(
             found.create_image(
                 name,
                 size=None if size is None else common.image_size(self, size),
-                base=None if template is None else common.base_name(found, template),
+                base=base,
                 base_snapshot=parsed_args.template_snapshot,
                 cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size,
             )

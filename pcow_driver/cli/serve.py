@@ -8,6 +8,7 @@ from cliff import command
 from cliff import show
 
 from pcow_driver.cli import common
+from pcow_driver.copies import verify
 from pcow_driver.export import nbd
 from pcow_driver.pools import device
 
@@ -37,6 +38,11 @@ class Serve(show.ShowOne):
             help="All of the image, DAX info block included; default: the data of the guest's "
             "device.",
         )
+        parser.add_argument(
+            '--accept-damage',
+            action='store_true',
+            help='Serve it as it is where it is known to be damaged.',
+        )
         parser.add_argument('--file', action='store_true', help='Show it as a file too (FUSE).')
         return parser
 
@@ -44,6 +50,8 @@ class Serve(show.ShowOne):
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], tuple[object, ...]]:
         path = common.image_path(parsed_args.image)
+        if not parsed_args.accept_damage:
+            verify.check_chain_for_command(path)
         directory = os.path.abspath(parsed_args.directory)
         window = (
             None

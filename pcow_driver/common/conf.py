@@ -122,6 +122,16 @@ OPTS: list[cfg.Opt] = [
         max=units.MAX_CLUSTER_SIZE,
         help='Cluster size of new images in bytes: a power of two from 4 KiB to 2 MiB.',
     ),
+    cfg.IntOpt(
+        'compare_templates_after',
+        default=86400,
+        min=0,
+        help='Seconds for which it counts that the data of a template were compared with their '
+        'checksums. After '
+        'that they are compared again before something is made on it, which takes a third of a '
+        'second for '
+        'each GiB that the template holds. 0: scrubs alone compare.',
+    ),
 ]
 
 

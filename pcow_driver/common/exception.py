@@ -119,6 +119,15 @@ class ImageDamaged(PcowError):
     )
 
 
+class DataDamaged(PcowError):
+    """A copy of it would have no checksum that tells."""
+
+    msg_fmt = (
+        '%(path)s is damaged (%(finding)s), and is not copied as if it were whole: put a whole '
+        'copy in its place (see the runbook of a damaged image), or %(otherwise)s'
+    )
+
+
 class RamInvalid(PcowError):
     msg_fmt = "%(path)s cannot be the guest's RAM: %(reason)s: name another image, or delete it"
 
@@ -232,6 +241,10 @@ class LockHeld(PcowError):
 
 class XmlInvalid(PcowError):
     msg_fmt = 'the domain XML cannot be used: %(reason)s'
+
+
+class SeedInvalid(PcowError):
+    msg_fmt = '%(path)s is no seed for cloud-init: %(reason)s'
 
 
 class LibvirtFailed(PcowError):

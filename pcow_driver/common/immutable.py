@@ -19,6 +19,8 @@ _FS_IMMUTABLE_FL = 0x10
 _FLAGS = struct.Struct('i')
 # doc/source/reference/format.rst
 _MAGIC, _UUID_OFFSET, _STATE_OFFSET, _SEALED = b'\x89PCOW\r\n\x1a', 40, 552, 1
+_VERSION = struct.pack('<I', 2)
+_FEATURES_OFFSET, _MIRROR = 24, 1
 
 
 @contextlib.contextmanager
@@ -71,6 +73,16 @@ def is_sealed(fd: int) -> bool:
         header.startswith(_MAGIC)
         and len(header) > _STATE_OFFSET
         and bool(header[_STATE_OFFSET] & _SEALED)
+    )
+
+
+def lacks_mirror(fd: int) -> bool:
+    """By the header of an open image: its metadata has no second copy, and could have one."""
+    header = os.pread(fd, _FEATURES_OFFSET + 1, 0)
+    return (
+        header.startswith(_MAGIC + _VERSION)
+        and len(header) > _FEATURES_OFFSET
+        and not header[_FEATURES_OFFSET] & _MIRROR
     )
 
 

@@ -66,6 +66,7 @@ _ORDER = (
     'pools',
     'pool',
     'scrub',
+    'notice',
 )
 
 _mine: contextvars.ContextVar[tuple[tuple[int, str], ...]] = contextvars.ContextVar(

@@ -15,6 +15,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import immutable
 from pcow_driver.common import names
 from pcow_driver.common import tool
+from pcow_driver.copies import verify
 from pcow_driver.export import nbd
 from pcow_driver.images import image
 from pcow_driver.images import image_locks
@@ -53,6 +54,7 @@ def on_base(
     """
     path = source_pool.existing_path(source)
     if source_pool.uuid == pool.uuid and image.info(path, force_share=True).chain_depth < max_chain:
+        verify.compare_if_due(pool, source)
         return device.create_on(pool, name, source, base_snapshot=snapshot, data_size=data_size)
     return copy(path, pool, name, data_size, snapshot=snapshot)
 
@@ -84,6 +86,8 @@ def clone(wanted: Sequence[Clone], *, max_chain: int) -> list[str]:
     :raises: as :func:`on_base`
     """
     made = []
+    for one in wanted:  # not with the locks below, nor a snapshot that the guests pay for
+        verify.compare_if_due(one.source_pool, one.source)
     with contextlib.ExitStack() as stack:
         sources = {(one.source_pool.uuid, one.source): one.source_pool for one in wanted}
         for key in sorted(sources):  # in one order, for those who clone the same ones
@@ -147,6 +151,8 @@ def copy(
             image.convert(path, image.FORMAT, part, snapshot=snapshot, accept_damage=accept_damage)
             device.grow(part, data_size)
         else:
+            if not accept_damage:
+                verify.check_chain(path)
             _copy_data(path, source, snapshot, part, data_size)
         target = pool.image_path(name)
         with pool.lock():

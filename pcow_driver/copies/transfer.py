@@ -35,14 +35,17 @@ from pcow_driver.common import immutable
 from pcow_driver.common import names
 from pcow_driver.common import units
 from pcow_driver.common import workspace
+from pcow_driver.copies import verify
 from pcow_driver.images import image
 from pcow_driver.images import image_locks
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import provisioned
+from pcow_driver.pools import scrubs
 from pcow_driver.pools import staging
 from pcow_driver.snapshots import trash
 from pcow_driver.templates import template
 from pcow_driver.templates import template_cache
+from pcow_driver.virt import notices
 
 LOG = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ _CHUNK = 1 << 20
 _MAX_HEADER = 4096
 _MAX_SIZE = 1 << 50  # of a file; more than any pool
 _REPLACED = 'somebody replaces it just now'
+_MADE_ONE = 'it was made of damaged data where it was sent, and has no checksums'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +104,22 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
     :raises ImageInUse: somebody begins to write to it just now, or replaces it
     """
     path = os.path.abspath(path)
-    info, base = image.info(path), template_below(path)
+    info, base, is_damaged = image.info(path), template_below(path), False
     with contextlib.ExitStack() as stack:
         if base is None and (info.base_filename is not None or info.snapshots):
+            damaged = verify.damaged_in_chain(path)
+            is_damaged = damaged is not None
             if not accept_damage:
-                _check_chain(path)
-            path = stack.enter_context(_flat(path, sealed=info.sealed))
+                _refuse(path, damaged)
+            path = stack.enter_context(_flat(path, sealed=info.sealed, checksums=not is_damaged))
             info = image.info(path)
         with _opened(path, info.uuid) as file:
             size = os.fstat(file.fileno()).st_size
             damage = image.check_data(path).damage  # the receiver would refuse all that has come
-            if damage is not None and not accept_damage:
-                raise _damaged(path, path, damage)
+            if damage is not None:
+                is_damaged = True
+                if not accept_damage:
+                    _refuse(path, verify.Damaged(path, damage))
             output = _Summed(stream)
             extents = list(_extents(file.fileno(), size))
             output.write(
@@ -120,7 +128,7 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
                     info.sealed,
                     info.virtual_size,
                     sum(length for _offset, length in extents),
-                    damage is not None,
+                    is_damaged,
                 ).line()
             )
             for offset, length in extents:
@@ -146,7 +154,7 @@ def receive(pool: pool_module.Pool, name: str, stream: IO[bytes]) -> str:
     """
     with staging.building(pool, name) as part, contextlib.ExitStack() as stack:
         header, file = _store(pool, name, part, stream, stack)
-        _check_arrived(name, part, header)  # reads all of it: nobody waits for that
+        _check_arrived(pool, name, part, header)  # reads all of it: nobody waits for that
         with pool.lock():
             if header.base is not None:  # of the same name; the uuid is this host's
                 image.rebase(part, pool.existing_path(header.base), unsafe=True)
@@ -209,51 +217,54 @@ def _opened(path: str, uuid: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _check_arrived(name: str, part: str, header: _Header) -> None:
-    """The checksums of its data came along.
+def _check_arrived(pool: pool_module.Pool, name: str, part: str, header: _Header) -> None:
+    """The checksums of its data came along. Damage that is accepted is known from the beginning, as
+    if a scrub had found it.
 
     :raises TransferFailed:
     """
-    damage = image.check_data(part).damage
-    if damage is None:
+    inode, checked, found = os.stat(part).st_ino, scrubs.now(), image.check_data(part)
+    if found.damage is None and not header.damaged:
         return
     if not header.damaged:
         raise exception.TransferFailed(
             name=name,
-            reason=f'the image that has arrived is damaged: {damage}; look at it where it is sent '
-            '(pcow-img check --data), and send it once more, or with --accept-damage as it is',
+            reason=f'the image that has arrived is damaged: {found.damage}; look at it where it is '
+            'sent (pcow-img check --data), and send it once more, or with --accept-damage as it is',
         )
-    LOG.warning('%s has arrived damaged, as who sent it has accepted: %s', name, damage)
+    result = scrubs.of_check(inode, checked, found)
+    if found.damage is None:  # it was made one file, which has no checksums
+        result = dataclasses.replace(result, findings=(_MADE_ONE,))
+    LOG.warning('%s has arrived damaged, as who sent it has accepted: %s', name, result.findings[0])
+    notices.keep(pool, name, result)
 
 
-def _check_chain(path: str) -> None:
-    """What is read of several files has no checksums any more when it is one.  Below a snapshot may
-    be an image that a guest writes to: it is left out.
-
-    :raises TransferFailed: a file of the chain is damaged
-    """
-    at: str | None = path
-    while at is not None:
-        info = image.info(at, force_share=True)
-        damage = image.check_data(at).damage if info.sealed or at == path else None
-        if damage is not None:
-            raise _damaged(path, at, damage)
-        at = info.base_path
-
-
-def _damaged(path: str, at: str, damage: str) -> exception.TransferFailed:
-    return exception.TransferFailed(
-        name=os.path.basename(path),
-        reason=f'{at} is damaged: {damage}; --accept-damage sends it as it is',
-    )
+def _refuse(path: str, damaged: verify.Damaged | None) -> None:
+    """:raises TransferFailed: it is damaged, or what it stands on"""
+    if damaged is not None:
+        raise exception.TransferFailed(
+            name=os.path.basename(path),
+            reason=f'{damaged.path} is damaged: {damaged.finding}; --accept-damage sends it as it '
+            'is',
+        )
 
 
 @contextlib.contextmanager
-def _flat(path: str, *, sealed: bool) -> Iterator[str]:
+def _flat(path: str, *, sealed: bool, checksums: bool) -> Iterator[str]:
+    """
+    :param checksums: of a template; of damaged data they would call it whole
+    """
     with workspace.directory('send') as directory:
         target = os.path.join(directory, f'flat{names.IMAGE_SUFFIX}')
         # it was looked at, or its damage is accepted
-        image.convert(path, image.FORMAT, target, sealed=sealed, accept_damage=True)
+        image.convert(
+            path,
+            image.FORMAT,
+            target,
+            sealed=sealed,
+            checksums=checksums if sealed else None,
+            accept_damage=True,
+        )
         yield target
 
 

@@ -37,7 +37,6 @@ _THREADS = 16  # domains at once, without those that hang
 _HANGS = 30.0  # seconds after which one is among these
 _END = 15.0  # seconds in which what is under way may come to its end
 _RETRY = 60.0  # seconds after a recovery that failed
-_NO_ROOM = 60.0  # seconds after which it is asked again whether there is some
 _GONE = 10.0  # seconds after which a domain that its owner has undefined has nothing to go on with
 _LONG = 600.0  # seconds after which a VM that ends did not do so for what it went on from
 _STAYS_UP = 1800.0  # seconds after a fixation, if systemd does not end the host then
@@ -79,7 +78,6 @@ class Watch:
         self._busy: list[_Job] = []  # without those that hang
         self._runs: dict[str, tuple[int, str]] = {}  # libvirt's number and the run, by UUID
         self._armed: dict[str, tuple[str, str]] = {}  # run and policy
-        self._unarmed: dict[str, float] = {}  # there was no room: asked again then (monotonic)
         self._due = due.Due()
         self._recovered: dict[str, float] = {}  # time.monotonic() of one that failed
         self._said: dict[str, str] = {}  # the last problem, by name
@@ -202,7 +200,6 @@ class Watch:
         if found.active():
             self._arm(found, '')
         self._armed.pop(found.uuid, None)
-        self._unarmed.pop(found.uuid, None)
         records.forget(found.uuid)
 
     def _look_at_active(
@@ -267,7 +264,6 @@ class Watch:
     ) -> None:
         self._runs.pop(found.uuid, None)
         self._armed.pop(found.uuid, None)
-        self._unarmed.pop(found.uuid, None)
         if record is None or record.state is records.State.FAILED:
             return
         if record.state is records.State.FIXATED and runs.is_of_this_boot(record):
@@ -304,19 +300,10 @@ class Watch:
         now = (self._run_of(found), on_shutdown)
         if self._armed.get(found.uuid) == now and not anew:
             return
-        if time.monotonic() < self._unarmed.get(found.uuid, 0.0):
-            return
         try:
             at_signal.tell(found, on_shutdown)
         except exception.QmpFailed as e:
             LOG.warning('%s: its QEMU keeps no last moment by itself: %s', found.name, e)
-        except exception.NoRoom as e:
-            # asked again: others may give some back, or the operator
-            if found.uuid not in self._unarmed:
-                LOG.warning('%s: its QEMU keeps no last moment by itself: %s', found.name, e)
-            self._unarmed[found.uuid] = time.monotonic() + _NO_ROOM
-            return
-        self._unarmed.pop(found.uuid, None)
         self._armed[found.uuid] = now
 
     def _take_if_due(

@@ -13,12 +13,10 @@ from oslo_log import log as logging
 
 from pcow_driver.common import exception
 from pcow_driver.common import tool
-from pcow_driver.health import notices
-from pcow_driver.images import image
-from pcow_driver.images import model
 from pcow_driver.pools import bases
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import scrubs
+from pcow_driver.virt import notices
 
 LOG = logging.getLogger(__name__)
 
@@ -30,32 +28,10 @@ def be_polite() -> None:
 
 
 def _check(item: bases.ListedImage, rate: int) -> scrubs.Result:
-    """Look at one image. Guests write to those that are not sealed: of these only what checksums
-    say counts, of data and of pages of metadata that nobody changes.
-    """
     if item.summary is None:
         inode = os.stat(item.path).st_ino
         return scrubs.Result(inode, scrubs.now(), problem=item.error or 'it cannot be read')
-    return _compare(item.path, rate, sealed=item.summary.sealed)
-
-
-def _compare(path: str, rate: int, *, sealed: bool) -> scrubs.Result:
-    inode, checked = os.stat(path).st_ino, scrubs.now()
-    try:
-        found = image.check_data(path, rate=rate, force_share=not sealed)
-    except (exception.ToolFailed, exception.ToolOutputInvalid) as e:
-        return scrubs.Result(inode, checked, problem=str(e))
-    if not found.data_checked and not sealed and not found.corruptions_certain:
-        return scrubs.Result(inode, checked, problem='it is in use, or its metadata is damaged')
-    return scrubs.of_check(inode, checked, found, certain=sealed or found.certain)
-
-
-def keep(pool: pool_module.Pool, name: str, path: str, found: model.CheckResult) -> None:
-    """What a check has found of a template that is about to get this name.
-
-    :raises StateInvalid: it cannot be kept
-    """
-    scrubs.put(pool.uuid, name, scrubs.of_check(os.stat(path).st_ino, scrubs.now(), found))
+    return scrubs.compare(item.path, sealed=item.summary.sealed, rate=rate)
 
 
 def _is_done(known: scrubs.Scrub, item: bases.ListedImage) -> bool:
@@ -93,7 +69,7 @@ def scrub(
         result = known.images[item.name]
         if result.is_damaged:
             LOG.error('%s is damaged: %s', item.path, '; '.join(result.findings))
-            _notify(pool, known)
+            notices.tell(pool)
         tell(item.name, result)
     with scrubs.changing(pool.uuid) as known:
         # and what a migration has brought meanwhile
@@ -104,17 +80,8 @@ def scrub(
         }
         known = dataclasses.replace(known, ended=scrubs.now(), images=left)
         scrubs.write(pool.uuid, known)
-    _notify(pool, known)
+    notices.tell(pool)
     return known
-
-
-def _notify(pool: pool_module.Pool, known: scrubs.Scrub) -> None:
-    """Tell domains that run: whether the damaged range matters to its guest, nobody can tell but
-    it.
-    """
-    notices.update(
-        pool.path, {pool.image_path(name): known.images[name].findings for name in known.damaged()}
-    )
 
 
 def accept(pool: pool_module.Pool, name: str) -> None:
@@ -132,4 +99,4 @@ def accept(pool: pool_module.Pool, name: str) -> None:
         accepted = dataclasses.replace(result, accepted=True)
         known = dataclasses.replace(known, images=known.images | {name: accepted})
         scrubs.write(pool.uuid, known)
-    _notify(pool, known)
+    notices.tell(pool)

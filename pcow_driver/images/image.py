@@ -360,6 +360,7 @@ def convert(
     snapshot: str | None = None,
     cluster_size: int | None = None,
     sealed: bool = False,
+    checksums: bool | None = None,
     accept_damage: bool = False,
 ) -> None:
     """Copy an image into a new file of another format; sparse stays sparse. What is known to be
@@ -369,6 +370,8 @@ def convert(
     :param snapshot: snapshot of a pcow ``source`` to copy, rather than its active layer; also while
         somebody writes to it
     :param sealed: make a template of a pcow ``target``
+    :param checksums: of its data, see :func:`check_data`. None: unless damage is accepted, as they
+        would call it whole
     :param accept_damage: copy it as it is
     :raises ImageNotFound: ``source`` is not there
     :raises ImageExists: ``target`` is there already
@@ -381,6 +384,8 @@ def convert(
         args += ['-o', f'cluster_size={cluster_size}']
     if sealed:
         args += ['-o', 'sealed=on']
+    if checksums is not None:
+        args += ['-o', f'checksums={"on" if checksums else "off"}']
     if accept_damage:
         args += ['--accept-damage']
     _run('convert', '-f', source_format, '-O', target_format, *args, _existing(source), target)

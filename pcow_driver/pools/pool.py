@@ -22,6 +22,7 @@ from oslo_log import log as logging
 from pcow_driver.common import access
 from pcow_driver.common import durable
 from pcow_driver.common import exception
+from pcow_driver.common import immutable
 from pcow_driver.common import locks
 from pcow_driver.common import names
 from pcow_driver.common import units
@@ -326,6 +327,17 @@ class Pool:
                 pool=self.name,
                 name=item.name,
             )
+
+    def without_mirror(self) -> list[str]:
+        """Images of which damaged metadata is found late, and cannot be put right; of those that
+        this user may read.
+        """
+        found = []
+        for item in self.listed():
+            with contextlib.suppress(OSError), immutable.opened(item.path) as descriptor:
+                if immutable.lacks_mirror(descriptor):
+                    found.append(item.name)
+        return found
 
     def known_damage(self, name: str) -> list[tuple[bases.ListedImage, scrubs.Result]]:
         """Which images of a chain a scrub has found damaged, and nobody has accepted that; top

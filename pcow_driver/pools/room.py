@@ -63,7 +63,8 @@ def for_more(*paths: str, beside: Beside) -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         found = _with_more(paths, beside)
         for pool, files, more in found:
-            stack.enter_context(staging.set_aside(pool, files[0], beside=more))
+            if more:  # in a pool beyond its limit even nothing would be refused
+                stack.enter_context(staging.set_aside(pool, files[0], beside=more))
         yield bool(found)
 
 

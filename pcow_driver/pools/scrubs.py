@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import math
 import os
 from typing import Any
 
@@ -20,6 +21,7 @@ from oslo_log import log as logging
 from pcow_driver.common import durable
 from pcow_driver.common import exception
 from pcow_driver.common import locks
+from pcow_driver.images import image
 from pcow_driver.images import model
 
 LOG = logging.getLogger(__name__)
@@ -44,6 +46,15 @@ class Result:
     @property
     def is_damaged(self) -> bool:
         return bool(self.findings)
+
+    def age(self) -> float:
+        """Seconds since it was looked at; of one that nobody can tell, without end."""
+        with contextlib.suppress(ValueError):
+            age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(
+                self.checked
+            )
+            return age.total_seconds()
+        return math.inf
 
     def same_damage(self, other: Result) -> bool:
         return self.inode == other.inode and self.findings == other.findings
@@ -185,6 +196,27 @@ def of_check(inode: int, checked: str, found: model.CheckResult, *, certain: boo
         without=found.data_without,
         findings=limited(findings),
     )
+
+
+def compare(path: str, *, sealed: bool, rate: int = 0) -> Result:
+    """Look at one image now. A guest may write to one that is not sealed: of that only what its
+    checksums say counts, of data and of pages of metadata that nobody changes.
+
+    :param rate: bytes of data a second at most; 0: as fast as it goes
+    :raises ImageNotFound:
+    """
+    try:
+        inode = os.stat(path).st_ino
+    except FileNotFoundError:
+        raise exception.ImageNotFound(path=path) from None
+    checked = now()
+    try:
+        found = image.check_data(path, rate=rate, force_share=not sealed)
+    except (exception.ToolFailed, exception.ToolOutputInvalid) as e:
+        return Result(inode, checked, problem=str(e))
+    if not found.data_checked and not sealed and not found.corruptions_certain:
+        return Result(inode, checked, problem='it is in use, or its metadata is damaged')
+    return of_check(inode, checked, found, certain=sealed or found.certain)
 
 
 def limited(findings: list[str]) -> tuple[str, ...]:

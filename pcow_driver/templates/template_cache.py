@@ -7,7 +7,8 @@ name hold the same on every host. Its time of modification is when it was last u
 the templates of empty file systems, which each host makes for itself: they age out as well.
 
 The data of a template are compared with their checksums when a service first uses it, and again a
-day later. One that is damaged, and that nothing stands on, is made anew.
+day later (``[pcow] compare_templates_after``). One that is damaged, and that nothing stands on, is
+made anew.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 
 from oslo_log import log as logging
 
+from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.common import locks
 from pcow_driver.common import workspace
@@ -33,6 +35,7 @@ from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import scrubs
 from pcow_driver.templates import template
+from pcow_driver.virt import notices
 
 LOG = logging.getLogger(__name__)
 
@@ -42,7 +45,6 @@ _NAME = re.compile(
     r'(?P<common>image-(?P<image_id>[0-9A-Za-z-]{1,128}?)-(?P<checksum>[0-9a-f]{8,16}))'
     r'(?:-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?'
 )
-_COMPARE_AGAIN = 24 * 3600.0  # seconds
 _EMPTY = re.compile(r'format-(?:ext4|xfs)-[0-9]{1,10}-[0-9](?:-[0-9a-f-]{36})?')
 
 
@@ -76,6 +78,11 @@ class CachedTemplate:
     children: int  # images of the pool that stand on it
 
 
+def _counts() -> int:
+    """Seconds for which a comparison does; 0: there is to be none."""
+    return int(conf.CONF.pcow.compare_templates_after)
+
+
 class _Compared:
     """Which files were compared, and when; of this process."""
 
@@ -83,8 +90,8 @@ class _Compared:
         self._when: dict[tuple[int, int], float] = {}
 
     def is_due(self, status: os.stat_result) -> bool:
-        when = self._when.get((status.st_dev, status.st_ino))
-        return when is None or time.monotonic() - when >= _COMPARE_AGAIN
+        when, counts = self._when.get((status.st_dev, status.st_ino)), _counts()
+        return counts > 0 and (when is None or time.monotonic() - when >= counts)
 
     def note(self, status: os.stat_result) -> None:
         self._when[status.st_dev, status.st_ino] = time.monotonic()
@@ -193,10 +200,7 @@ class TemplateCache:
         if found.damage is None:
             _COMPARED.note(status)
         if found.damage is not None or is_known:
-            try:
-                scrubs.put(self.pool.uuid, name, scrubs.of_check(status.st_ino, checked, found))
-            except exception.PcowError as e:  # what scrubs have found may be root's alone
-                LOG.info('What is known of template %s stays: %s', path, e)
+            notices.keep(self.pool, name, scrubs.of_check(status.st_ino, checked, found))
         return found.damage
 
     def _drop_damaged(self, name: str, path: str, damage: str) -> None:

@@ -60,6 +60,15 @@ _UNDONE_BY = {
 Image = libvirt_xml.Nvdimm | disk_xml.Disk
 
 
+def _own_call(error: BaseException | None, name: str) -> exception.NoAnswer | None:
+    """What a domain has not answered, if it is that, or what came before it."""
+    while error is not None:
+        if isinstance(error, exception.NoAnswer) and error.details['domain'] == name:
+            return error
+        error = error.__context__
+    return None
+
+
 def _import(name: str) -> Any:
     """libvirt's binding, which is not needed for anything else here, so not at import time."""
     try:
@@ -647,7 +656,8 @@ class Domain:
             self._domain.createWithFlags(_import('libvirt').VIR_DOMAIN_START_PAUSED)
         except exception.NoAnswer as e:
             bare = libvirt_call.bare(self._domain)
-            libvirt_call.afterwards(e, lambda _answer: bare.destroy())
+            # None: it has failed, and what runs is somebody else's
+            libvirt_call.afterwards(e, lambda answer: None if answer is None else bare.destroy())
             raise
         try:
             yield
@@ -674,15 +684,22 @@ class Domain:
         try:
             yield
         except exception.NoAnswer as e:
-            if e.details['domain'] != self.name:  # one of several
-                self._domain.resume()
-            else:
-                self.resume_later(e)
+            self._resume_after(e)
             raise
         except BaseException:
             self._domain.resume()
             raise
         self._domain.resume()
+
+    def _resume_after(self, error: exception.NoAnswer) -> None:
+        """One of several that were paused has not answered, perhaps this one, and perhaps before
+        another one that has not either.
+        """
+        own = _own_call(error, self.name)
+        if own is not None:
+            self.resume_later(own)
+        else:
+            self._domain.resume()
 
     def resume_later(self, error: exception.NoAnswer) -> None:
         """Have its vCPUs run when what it has not answered has ended."""

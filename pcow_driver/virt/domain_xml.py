@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import os
+import string
 import xml.etree.ElementTree as ET
 
 from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.virt import disk_xml
 from pcow_driver.virt import libvirt_xml
+from pcow_driver.virt import seed
 
 DEFAULT_CMDLINE = 'root=/dev/pmem0 rootflags=dax=always rw console=ttyS0'
 TYPES = ('kvm', 'qemu')
 NETWORKS = ('none', 'user')
 FIRMWARES = ('bios', 'efi')
 MIN_HOTPLUG_SLOTS = 16
+_DISK_NAMES = tuple(f'vd{letter}' for letter in string.ascii_lowercase)
 ACCEPT_VOLATILE = ('-global', 'nvdimm.pcow-volatile=on')
 ET.register_namespace('qemu', libvirt_xml.QEMU_NAMESPACE)
 
@@ -55,6 +58,7 @@ class Domain:
     serial_file: str | None = None  # console log; a pty if None
     # qcow2 file that holds VM state for virsh snapshots
     carrier_disk: str | None = None
+    seed: str | None = None  # file with what cloud-init makes of the guest; read-only
     network: str = 'none'  # one of NETWORKS
     hotplug_memory: int = 64 * units.GIB  # address space kept for later NVDIMMs
     # a host crash may lose what the guest flushed: nvdimm on class page-cache
@@ -83,7 +87,10 @@ class Domain:
             raise exception.XmlInvalid(
                 reason=f'{self.memory} bytes of RAM: an image has a multiple of 2 MiB'
             )
-        for path in (self.kernel, self.initrd, self.emulator, self.serial_file, self.carrier_disk):
+        for path in (
+            *(self.kernel, self.initrd, self.emulator),
+            *(self.serial_file, self.carrier_disk, self.seed),
+        ):
             if path is not None and not os.path.isabs(path):
                 raise exception.XmlInvalid(reason=f'the path {path} is not absolute')
 
@@ -190,12 +197,25 @@ class Domain:
             ET.SubElement(disk, 'target', dev='vda', bus='virtio')
         if self.uuid is not None:
             devices.extend([disk.to_element(self.uuid) for disk in self.disks])
+        if self.seed is not None:
+            used = {target.get('dev') for target in devices.iterfind('disk/target')}
+            free = next(name for name in _DISK_NAMES if name not in used)
+            devices.append(seed.to_element(self.seed, free))
         ET.SubElement(devices, 'controller', type='usb', model='none')
         if self.network == 'user':
             ET.SubElement(ET.SubElement(devices, 'interface', type='user'), 'model', type='virtio')
         self._add_console(devices)
-        ET.SubElement(devices, 'memballoon', model='none')
+        self._add_balloon(devices)
         devices.extend([nvdimm.to_element() for nvdimm in self.nvdimms])
+
+    def _add_balloon(self, devices: ET.Element) -> None:
+        """The guest says which of its RAM is free, and the host gets that back; an image keeps it
+        (its bases and snapshots would be damaged).
+        """
+        if self.ram is None:
+            ET.SubElement(devices, 'memballoon', model='virtio', freePageReporting='on')
+        else:
+            ET.SubElement(devices, 'memballoon', model='none')
 
     def _add_console(self, devices: ET.Element) -> None:
         kind = 'pty' if self.serial_file is None else 'file'

@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 import contextlib
+import math
 import os
 import selectors
 import sys
@@ -37,24 +38,28 @@ from pcow_driver.common import exception
 # for the guest itself.
 _LONG = 10
 _LONG_METHODS = frozenset(
-    {
-        'createWithFlags',
-        'delete',
-        'destroy',
-        'fsFreeze',
-        'fsThaw',
-        'revertToSnapshot',
-        'setTime',
-        'snapshotCreateXML',
-    }
+    {'createWithFlags', 'delete', 'destroy', 'fsFreeze', 'fsThaw', 'setTime', 'suspend'}
+)
+# Those may take as long as they take: all RAM of a guest goes to its storage or comes from there.
+# One that was given up would be finished behind the back of its caller, the guest ended with it.
+_UNLIMITED_METHODS = frozenset({'revertToSnapshot', 'snapshotCreateXML'})
+# libvirt answers these itself, without the QEMU of the domain.
+_OF_LIBVIRT = frozenset(
+    {'XMLDesc', 'isActive', 'isPersistent', 'listAllSnapshots', 'lookupByName', 'metadata', 'state'}
 )
 _LOCAL = frozenset({'ID', 'UUIDString', 'getName', 'name'})  # known here already
 _PLAIN = (type(None), bool, int, float, str, bytes, dict)
+_LOOKS = 0.1  # seconds
+_pending: set[_Call] = set()  # with something that is to be done when they have ended
 
 
 def limit(*, long: bool = False) -> float:
     """Seconds that a call may take."""
     return float(conf.CONF.pcow.libvirt_timeout) * (_LONG if long else 1)
+
+
+def _limit_of(method: str) -> float:
+    return math.inf if method in _UNLIMITED_METHODS else limit(long=method in _LONG_METHODS)
 
 
 def call(
@@ -69,6 +74,7 @@ def call(
     :param domain: name of the one that is asked; None: libvirt
     :param words: what is asked for
     :param function: takes no lock of Python, and logs nothing: to green threads its thread is none
+    :param seconds: math.inf: until it ends
     :raises NoAnswer:
     """
     made = _Call(function, arguments)
@@ -101,11 +107,29 @@ def afterwards(error: exception.NoAnswer, undo: Callable[[Any], Any]) -> None:
     """Have this called when the call that was given up has ended, with what that has returned, or
     None if it has failed; nobody hears how this ends.
 
-    It is not called if this process ends before.
+    It is not called if this process ends before; one that does nothing else waits for that, see
+    :func:`await_undone`.
 
     :param undo: as ``function`` of :func:`call`
     """
     error.call.add(undo)
+
+
+def await_undone(say: Callable[[str], None]) -> None:
+    """Wait until all that :func:`afterwards` was told of is done: of a program that would end now.
+
+    :param say: is told once, if there is something to wait for
+    """
+    said = False
+    while any(made.is_pending() for made in list(_pending)):
+        if not said:
+            said = True
+            say(
+                'what was given up is undone when QEMU answers, so this waits for it; if it is '
+                'interrupted (Ctrl-C), a guest may stay paused or frozen (virsh resume, virsh '
+                'domfsthaw), or a snapshot there'
+            )
+        time.sleep(_LOOKS)
 
 
 class Proxy:
@@ -123,9 +147,9 @@ class Proxy:
             return found
 
         def ask(*arguments: Any) -> Any:
-            seconds = limit(long=name in _LONG_METHODS)
+            of = None if name in _OF_LIBVIRT else self._of
             return self._wrapped(
-                call(self._of, name, found, *map(bare, arguments), seconds=seconds)
+                call(of, name, found, *map(bare, arguments), seconds=_limit_of(name))
             )
 
         return ask
@@ -183,9 +207,14 @@ class _Call:
                 undo = self._undo.popleft()
                 with contextlib.suppress(Exception):
                     undo(self._result)
+        _pending.discard(self)
+
+    def is_pending(self) -> bool:
+        return self in _pending
 
     def add(self, undo: Callable[[Any], Any]) -> None:
         self._undo.append(undo)
+        _pending.add(self)
         if self._has_ended:
             _native_thread()(target=self._undo_all, daemon=True).start()
 
@@ -194,7 +223,7 @@ class _Call:
         with selectors.DefaultSelector() as selector:  # under eventlet there is no select.poll
             selector.register(self._told, selectors.EVENT_READ)
             while not self._has_ended and (left := end - time.monotonic()) > 0:
-                selector.select(left)
+                selector.select(None if left == math.inf else left)
         return self._has_ended
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ QEMU_NAMESPACE = 'http://libvirt.org/schemas/domain/qemu/1.0'
 _RAM_NAMESPACE = 'urn:pcow:domain'
 PROTECTION_NAMESPACE = 'urn:pcow:protection'  # of pcow_driver.fixation
 NOVA_NAMESPACE = 'http://openstack.org/xmlns/libvirt/nova/1.1'  # of the domains of Nova
-DAMAGE_NAMESPACE = 'urn:pcow:damage'  # of pcow_driver.health.notices
+DAMAGE_NAMESPACE = 'urn:pcow:damage'  # of pcow_driver.virt.notices
 _RAM = f'{{{_RAM_NAMESPACE}}}ram'
 ET.register_namespace('pcow', _RAM_NAMESPACE)
 # Powers of 1000 and 1024 that libvirt accepts in unit=; a size without a unit is in KiB.

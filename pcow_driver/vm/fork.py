@@ -121,7 +121,12 @@ def _fork(
     with contextlib.ExitStack() as stack:
         images = {}
         for path in parent.writable():
-            images[path] = image_fork.fork(path, name, _image_name(parent, path, child))
+            images[path] = image_fork.fork(
+                path,
+                name,
+                _image_name(parent, path, child),
+                cluster_size=image_fork.VM_CLUSTER_SIZE,
+            )
             stack.callback(_unlink, images[path])
         made = domain.Domain.define(connection, fork_xml.fork(xml, child, images))
         stack.callback(made.undefine)

@@ -330,9 +330,11 @@ def fork(
     with contextlib.ExitStack() as stack:
         made: list[str] = []
         stack.callback(_clear_up, made)
-        for number, path in enumerate(parent.spec.nvdimms):
-            made.append(image_fork.fork(path, checkpoint, f'{name}-{number}'))
-        made.append(image_fork.fork(parent.spec.ram, checkpoint, f'{name}{names.RAM_SUFFIX}'))
+        parts = [(path, f'{name}-{number}') for number, path in enumerate(parent.spec.nvdimms)]
+        for path, new_name in (*parts, (parent.spec.ram, f'{name}{names.RAM_SUFFIX}')):
+            made.append(
+                image_fork.fork(path, checkpoint, new_name, cluster_size=image_fork.VM_CLUSTER_SIZE)
+            )
         child = Process(
             dataclasses.replace(
                 parent.spec,

@@ -132,7 +132,8 @@ static int load_kernel(struct shim *shim, const struct choice *choice, const str
     struct guest_modules modules;
     struct dax dax;
     struct piece pieces[INITRDS_MAX + 1];
-    const char *next, *options;
+    struct first_init first = {.program = "/first-init"};
+    const char *options;
     size_t count = 0;
     int result;
 
@@ -150,15 +151,16 @@ static int load_kernel(struct shim *shim, const struct choice *choice, const str
         printf("pcow boot: no file system has the modules of the kernel %s: its own initrd must "
                "have the driver\n",
                kernel->release);
-    next = options_value(arena, choice->options, "rdinit");
+    first.next = options_value(arena, choice->options, "rdinit");
     additions.root = options_root(&shim->volumes, choice->options);
-    dax = dax_choose(arena, additions.root, kernel->major * 1000 + kernel->minor, modules.fs_dax);
+    dax = dax_choose(arena, additions.root, kernel->major * 1000 + kernel->minor, modules.fs_dax,
+                     choice->initrds_count != 0);
     additions.dax = dax.option;
-    additions.rdinit = modules.modules.count ? FIRST_INIT : NULL;
+    first.cut = dax.cut;
+    additions.rdinit = modules.modules.count || first.cut ? FIRST_INIT : NULL;
     options = options_make(arena, choice->options, &additions);
     if (choice->initrds_count)
-        result = initrd_make(arena, choice, &modules, "/first-init", next, pieces, &count,
-                             &shim->failure);
+        result = initrd_make(arena, choice, &modules, &first, pieces, &count, &shim->failure);
     if (!result)
         result = kernel_load(kernel, pieces, count, options, &shim->failure);
     if (!result && dax.why)

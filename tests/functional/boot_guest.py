@@ -19,6 +19,7 @@ from tools.lib.quickstart import state
 from tools.lib.quickstart import teardown
 
 MEMORY = 256
+GRUBENV = 1024  # bytes of that file
 BOOT_SECONDS = 900  # of two kernels, one after the other
 SLOW = 600  # a command of Debian's, under emulation
 
@@ -48,11 +49,17 @@ class BootTestCase(backend.QemuTestCase):
         self.shim = Shim(Path(start.kernel), Path(start.initrd))
 
     def make_image_of(
-        self, disk: Path, disk_format: str, root_offset: int = 0, configuration: str | None = None
+        self,
+        disk: Path,
+        disk_format: str,
+        root_offset: int = 0,
+        configuration: str | None = None,
+        environment: str = '',
     ) -> None:
         """
         :param root_offset: of an ext4 root in the disk, for ``configuration``
         :param configuration: for the file grub.cfg
+        :param environment: beside that, for grubenv: lines NAME=VALUE
         """
         namespace, place = self.directory / 'namespace', self.directory / 'inside'
         source = template.inspect_source(str(disk), disk_format)
@@ -64,6 +71,9 @@ class BootTestCase(backend.QemuTestCase):
             subprocess.run(['mount', '-o', f'loop,offset={offset}', namespace, place], check=True)
             try:
                 (place / 'boot/grub/grub.cfg').write_text(configuration)
+                if environment:
+                    block = f'# GRUB Environment Block\n{environment}'.ljust(GRUBENV, '#')
+                    (place / 'boot/grub/grubenv').write_text(block)
             finally:
                 subprocess.run(['umount', place], check=True)
         backend.tool('pcow-img', 'convert', '-f', 'raw', '-O', 'pcow', namespace, self.image)
@@ -75,11 +85,13 @@ class BootTestCase(backend.QemuTestCase):
         ready: bytes = rb'pcow-ready\r?\n',
         cpus: int = 1,
         memory: int = MEMORY,
+        device: tuple[str, ...] = backend.DEVICE,
     ) -> linux_guest.LinuxGuest:
         return linux_guest.LinuxGuest(
             self.shim,
             self.directory,
-            *backend.backend(self.image),
+            *('-object', f'memory-backend-file,id=mem0,mem-path={self.image},share=on'),
+            *device,
             # the console is named before that
             more=f'{boot.SHIM_CMDLINE.removeprefix("console=ttyS0 quiet ")} {more}',
             memory=memory,

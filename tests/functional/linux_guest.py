@@ -222,6 +222,14 @@ class LinuxGuest:
         )
         return text, match
 
+    def expect(self, pattern: bytes, seconds: float = COMMAND_SECONDS) -> re.Match[bytes]:
+        """What comes on the console, behind what was waited for before."""
+        return self._wait_for(re.compile(pattern), seconds)[1]
+
+    def press(self, keys: str) -> None:
+        """On the console, without Enter."""
+        self._serial.sendall(keys.encode())
+
     def send(self, command: str) -> None:
         """Begin a command; :meth:`result` waits for it."""
         self._serial.sendall(command.encode() + b'\n')

@@ -34,11 +34,17 @@ ROWS = {
     'steady-read-4k-copied-huge',
     'steady-write-4k-huge',
     'steady-store-flush-huge',
+    'create-16t',
+    'map-16t',
+    'trap-10k-snapshots',
+    'rebase-16k-pages',
     'qcow2-cow-latency',
     'qcow2-cow-iops',
     'qcow2-expansion-latency',
 }
 QCOW2_ROWS = {name for name in ROWS if name.startswith('qcow2')}
+# what must not grow: pcow itself with less stands in the column of raw memory
+LARGE_ROWS = {'create-16t', 'map-16t', 'trap-10k-snapshots', 'rebase-16k-pages'}
 HUGE_ROWS = {name for name in ROWS if 'huge' in name}
 # what the project set itself a target for; snapshot-revert is shown, open-map has its target at its
 # full size
@@ -62,7 +68,7 @@ class BenchTest(images.ImageTestCase):
 
     def check_row(self, row):
         numbers = {'limit_ns', 'raw_ns', 'raw_p99_ns', 'pcow_ns', 'pcow_p99_ns', 'ratio'}
-        if row['name'] == 'open-map':
+        if row['name'] in LARGE_ROWS | {'open-map'}:
             numbers -= {'limit_ns'}
         elif row['name'] in QCOW2_ROWS:
             numbers -= {'limit_ns', 'raw_p99_ns', 'pcow_p99_ns'}
@@ -72,9 +78,9 @@ class BenchTest(images.ImageTestCase):
         for key in numbers:
             self.assertIsInstance(row[key], float, (row['name'], key))
             self.assertGreater(row[key], 0, (row['name'], key))
-        # printed numbers are rounded
+        # printed numbers are rounded, the ratio to 4 places
         self.assertAlmostEqual(
-            row['pcow_ns'] / row['raw_ns'], row['ratio'], delta=0.01 * row['ratio']
+            row['pcow_ns'] / row['raw_ns'], row['ratio'], delta=0.01 * row['ratio'] + 0.00005
         )
         self.assertIn('paper_ns', row)
         self.assertIn('target', row)

@@ -93,6 +93,49 @@ class ChecksumTest(images.ImageTestCase):
         )
         self.img('convert', '-q', '--accept-damage', '-O', 'raw', 'server.pcow', 'new')
 
+    def test_convert_to_a_template(self):
+        """It gets checksums of its own, unless nobody has looked at what they would be of."""
+        convert = ('convert', '-q', '-o', 'sealed=on')
+        self.img('seal', '-q', '--checksums', 'a.pcow')
+        self.img(*convert, 'a.pcow', 'whole.pcow')
+        for name, *options in (('off', '-o', 'checksums=off'), ('accepted', '--accept-damage')):
+            self.img(*convert, *options, 'a.pcow', f'{name}.pcow')
+            result = self.img_json('check', '--data', f'{name}.pcow')
+            self.assertEqual(
+                (0, 12 * MIB), (result['data-verified'], result['data-without-checksum'])
+            )
+        result = self.img_json('check', '--data', 'whole.pcow')
+        self.assertEqual((12 * MIB, 0), (result['data-verified'], result['data-without-checksum']))
+        self.assertTrue(self.img_json('info', 'whole.pcow')['format-specific']['data']['checksums'])
+        self.damage()
+        self.img(*convert, '--accept-damage', '-o', 'checksums=on', 'a.pcow', 'meant.pcow')
+        self.assertEqual(12 * MIB, self.img_json('check', '--data', 'meant.pcow')['data-verified'])
+        for words, message in (
+            (('-o', 'checksums=on'), 'goes with sealed=on'),
+            (('-o', 'sealed=on,checksums=perhaps'), "not 'perhaps'"),
+        ):
+            self.img_fails('convert', *words, 'whole.pcow', 'no.pcow', message=message)
+        self.img_fails(
+            'convert', '-O', 'raw', '-o', 'checksums=on', 'whole.pcow', 'no', message='not known'
+        )
+
+    def test_convert_of_a_snapshot(self):
+        """Also while somebody writes to the image."""
+        self.img('snapshot', '-c', 's1', 'a.pcow')
+        self.img('checksum', '-q', 'a.pcow')
+        user = self.start('pcow-io', self.path('a.pcow'))
+        user.stdin.write('read 0 4k\n')
+        user.stdin.flush()
+        user.stdout.readline()
+        self.img('convert', '-q', '-O', 'raw', '-l', 's1', 'a.pcow', 'whole')
+        self.damage()
+        self.img_fails(
+            'convert', '-O', 'raw', '-l', 's1', 'a.pcow', 'no', message="of snapshot 's1'"
+        )
+        user.communicate('quit\n')
+        self.img_fails('convert', '-O', 'raw', 'a.pcow', 'no', message="of snapshot 's1'")
+        self.img('convert', '-q', '--accept-damage', '-O', 'raw', 'a.pcow', 'as-it-is')
+
     def test_convert_without_a_lock(self):
         self.img('seal', '-q', '--checksums', 'a.pcow')
         with self.path('a.pcow').open('r+b') as file:

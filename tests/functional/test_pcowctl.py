@@ -247,6 +247,21 @@ class LifeTest(TestCase):
             self.fails('domain-xml', 'p/vm', '--kernel', '/no/kernel', '--emulator', '/opt/qemu'),
         )
 
+    def test_domain_xml_with_a_seed(self) -> None:
+        self.make_template()
+        self.ctl('image', 'create', 'p/vm', '--template', 't')
+        kernel, seed = self.make_raw('vmlinuz', 4096), self.directory / 'seed.iso'
+        command = ('domain-xml', 'p/vm', '--emulator', '/opt/qemu', '--seed', seed)
+        self.assertIn(f'{seed} is no seed for cloud-init', self.fails(*command))
+        (self.directory / 'files').mkdir()
+        self.run_program(
+            'genisoimage', '-quiet', '-o', seed, '-V', 'cidata', self.directory / 'files'
+        )
+        for options in (('--kernel', kernel), ('--bus', 'virtio')):
+            xml = self.ctl(*command, *options)
+            self.assertRegex(xml, rf'<source file="{seed}" ?/>')
+            self.assertRegex(xml, r'<readonly ?/>')
+
     def test_domain_xml_with_the_boot_shim(self) -> None:
         self.make_template()
         self.ctl('image', 'create', 'p/vm', '--template', 't')

@@ -136,6 +136,24 @@ class ServeTest(test_pcowctl.TestCase):
         self.io(self.pool / 'vm.pcow', 'read -P 67 2M 1', 'read -P 99 2097159 1')
         self.assertIn('no DAX info block', self._serve_plain())
 
+    def test_damaged(self) -> None:
+        """What reads it would take that for the data."""
+        self.ctl('pool', 'create', 'p', self.pool)
+        self.ctl('image', 'create', 'p/a', '--size', '8M')
+        path = self.pool / 'a.pcow'
+        self.io(path, 'write -P 7 0 64k')
+        self.run_program(BIN / 'pcow-img', 'seal', '-q', '--checksums', path)
+        with path.open('r+b') as stream:
+            stream.seek(6 * MIB + 5000)
+            stream.write(b'x')
+        words = ('image', 'serve', '--whole', '--read-only', 'p/a', self.directory / 'export')
+        text = self.fails(*words)
+        self.assertIn('a.pcow is damaged (the 2 MiB from guest byte 0', text)
+        self.assertIn('give --accept-damage', text)
+        self.assertFalse((self.directory / 'export').exists())
+        self.ctl(*words, '--accept-damage')
+        self.ctl('image', 'unserve', self.directory / 'export')
+
     def _serve_plain(self) -> str:
         self.ctl('image', 'create', 'p/plain', '--size', '8M')
         return self.fails('image', 'serve', 'p/plain', self.directory / 'export')

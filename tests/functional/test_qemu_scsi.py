@@ -5,6 +5,7 @@ buffers by SG_IO.
 
 from collections.abc import Iterator
 import contextlib
+import itertools
 import os
 from pathlib import Path
 import subprocess
@@ -42,12 +43,15 @@ class ScsiBlockTest(backend.QemuTestCase):
         self.environment = {'LD_PRELOAD': str(library)}
 
     @contextlib.contextmanager
-    def start(self, more: str = '') -> Iterator[tuple[qemu.Qemu, virtio.Scsi]]:
+    def start(
+        self, more: str = '', *, iothread: bool = False
+    ) -> Iterator[tuple[qemu.Qemu, virtio.Scsi]]:
         disk = (
+            *(('-object', 'iothread,id=io0') if iothread else ()),
             '-blockdev',
             f'host_device,node-name=disk,filename={self.device}',
             '-device',
-            f'virtio-scsi-pci,addr={SLOT}',
+            f'virtio-scsi-pci,addr={SLOT}' + (',iothread=io0' if iothread else ''),
             '-device',
             'scsi-block,drive=disk',
         )
@@ -63,11 +67,13 @@ class ScsiBlockTest(backend.QemuTestCase):
         backend.tool('pcow-img', 'check', self.image)
 
     def test_input_and_output(self) -> None:
-        for engine in ('minor', 'signal'):
-            with self.subTest(engine), self.start(f',pcow-engine={engine}') as (vm, scsi):
+        """In the main loop, and in an iothread, where the memory was not prepared (Q4)."""
+        for engine, iothread in itertools.product(('minor', 'signal'), (False, True)):
+            start = self.start(f',pcow-engine={engine}', iothread=iothread)
+            with self.subTest(engine, iothread=iothread), start as (vm, scsi):
                 address = vm.address('nv0')
                 vm.write(address + 16 * images.MIB, b'\x11' * 16384)
-                vm.qmp('pcow-snapshot-create', id='mem0', name=engine)
+                vm.qmp('pcow-snapshot-create', id='mem0', name=f'{engine}{iothread}')
                 for sector, offset in (
                     (3, 5 * images.MIB),
                     (9, 16 * images.MIB),

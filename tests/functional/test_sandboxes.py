@@ -11,6 +11,8 @@ import subprocess
 import sys
 
 from pcow_driver.common import exception
+from pcow_driver.copies import fork
+from pcow_driver.images import image
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import process
 from pcow_driver.vm import tree
@@ -95,6 +97,10 @@ class SandboxTest(libvirt_vm.HostTestCase):
             with child:
                 self.assertTrue(child.active())
                 self.assertNotEqual(vm.uuid, child.uuid)
+                clusters = {
+                    image.info(path, force_share=True).cluster_size for path in child.writable()
+                }
+                self.assertEqual({fork.VM_CLUSTER_SIZE}, clusters)
                 with self.assertRaisesRegex(exception.QmpFailed, 'stand'):
                     checkpoint.delete(vm, 'one')
                 self.assertRaises(exception.DomainInvalid, process.delete_images, child)

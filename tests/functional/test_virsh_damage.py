@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import contextlib
 import json
 import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ET
 
@@ -89,6 +90,37 @@ class DamageTest(libvirt_vm.HostTestCase):
         self.assertTrue(any(self.guest.name in line and NAMESPACE in line for line in heard), heard)
         # and goes on, as the damaged page may be none of its own
         self.guest.next_report()
+        self.assertTrue(self.scrub())
+        self.assertEqual({}, self.told())
+
+    def _have_hook_tell(self) -> None:
+        """It is libvirt's own run of it; it looks where this host keeps what scrubs have found."""
+        program = self.host.directory / 'pcowctl'
+        # libvirt gives it hardly any environment
+        program.write_text(
+            f'#!/bin/sh\nPYTHONPATH={images.TOP} exec {sys.executable} -m pcow_driver.cli.app '
+            f'--config-file {self.host.place.config} "$@"\n'
+        )
+        program.chmod(0o755)
+        config = self.host.directory / 'hook.conf'
+        config.write_text(f'{self.host.place.config.read_text()}pcowctl = {program}\n')
+        hook = self.host.directory / 'etc/hooks/qemu.d/pcow'
+        hook.write_text(hook.read_text().replace('/etc/pcow/pcow.conf', str(config)))
+
+    def test_domain_that_starts_is_told(self) -> None:
+        self._have_hook_tell()
+        self.host.virsh('destroy', self.guest.name)
+        self.flip()
+        try:
+            self.assertFalse(self.scrub())
+            # it is not to read what is damaged
+            self.host.virsh('start', self.guest.name, '--paused')
+            end = time.monotonic() + TOLD_SECONDS
+            while not (told := self.told()) and time.monotonic() < end:
+                time.sleep(0.2)
+        finally:
+            self.flip()
+        self.assertEqual([str(self.host.base)], [*told])
         self.assertTrue(self.scrub())
         self.assertEqual({}, self.told())
 

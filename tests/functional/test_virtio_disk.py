@@ -7,115 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import os
 from pathlib import Path
-import re
-import select
-import time
-from typing import Self
-import unittest
-import xml.etree.ElementTree as ET
 
 from pcow_driver.virt import disk_xml
-from tests.functional import images
+from tests.functional import domain_case
 from tests.functional import libvirt_vm
 from tools.lib.quickstart import debian_image
-from tools.lib.quickstart import guest
-from tools.lib.quickstart import libvirtd
-from tools.lib.quickstart import state
-from tools.lib.quickstart import teardown
-from tools.lib.quickstart import workplace
 
 BOOT_SECONDS = 400  # of two kernels, one after the other
-COMMAND_SECONDS = 120
-STOP_SECONDS = 60
-TEMPLATE, IMAGE = 'debian', 'web1'
 
 
-class Console:
-    """The serial line of a running domain, on which Debian's init (quickstart/debian-init)
-    takes commands.
-    """
-
-    def __init__(self, xml: str) -> None:
-        path = ET.fromstring(xml).findall('devices/serial/source')[0].get('path', '')
-        self._terminal = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-        self._seen = b''
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_args: object) -> None:
-        os.close(self._terminal)
-
-    def expect(self, pattern: bytes, seconds: float) -> re.Match[bytes]:
-        end = time.monotonic() + seconds
-        while not (match := re.search(pattern, self._seen)):
-            left = end - time.monotonic()
-            if left <= 0:
-                raise AssertionError(f'{pattern!r} did not come: {self._seen[-2000:]!r}')
-            if select.select([self._terminal], [], [], left)[0]:
-                with contextlib.suppress(OSError):  # QEMU has just ended
-                    self._seen += os.read(self._terminal, 65536)
-        self._seen = self._seen[match.end() :]
-        return match
-
-    def send(self, command: str) -> None:
-        for byte in f'{command}\n'.encode():  # a UART has no flow control
-            os.write(self._terminal, bytes([byte]))
-
-    def run(self, command: str) -> str:
-        self.send(command)
-        match = self.expect(rb'(?s)(.*)pcow-done: (\d+)\r?\n', COMMAND_SECONDS)
-        text = match[1].decode(errors='replace').replace('\r', '')
-        if match[2] != b'0':
-            raise AssertionError(f'{command}: {text}')
-        return text.strip()
-
-
-class VirtioDiskTest(unittest.TestCase):
+class VirtioDiskTest(domain_case.DomainTestCase):
     def setUp(self) -> None:
-        teardown.reap()
-        self.run_ = state.Run.create()
-        self.addCleanup(teardown.tear_down, self.run_)
-        disk = debian_image.prepare(guest.Cache(self.run_))
-        self.daemon = libvirtd.Libvirtd(self.run_.directory)
-        self.daemon.install_hook()
-        self.place = workplace.Workplace(self.run_, self.daemon.uri)
-        self.place.make_pool(None)
-        self.image = self.place.image_path(IMAGE)
-        reference = self.place.reference
-        template = self.place.image_path(TEMPLATE)
-        self.place.pcowctl(
-            *('template', 'build', '--source-format', 'qcow2', str(disk), reference(template))
-        )
-        self.place.pcowctl('image', 'create', reference(self.image), '--template', template.stem)
-        self.daemon.start()
-        self.names: list[str] = []
-        self.addCleanup(self._destroy)
-
-    def _destroy(self) -> None:
-        """What serves a disk ends with its domain."""
-        for name in self.names:
-            libvirt_vm.try_virsh(self.daemon.uri, 'destroy', name)
-
-    def virsh(self, *words: object) -> str:
-        done = libvirt_vm.try_virsh(self.daemon.uri, *words)
-        self.assertEqual(0, done.returncode, f'{words}: {done.stderr}')
-        return done.stdout
-
-    def define(self, name: str, *options: str) -> str:
-        """The name of the domain."""
-        name = f'{self.run_.domain_name}-{name}'
-        xml = self.place.pcowctl(
-            *('domain-xml', self.place.reference(self.image), '--name', name, '--type', 'qemu'),
-            *('--memory', '256M', '--emulator', images.program('qemu-system-x86_64'), *options),
-        )
-        path = self.run_.directory / f'{name}.xml'
-        path.write_text(xml)
-        self.virsh('define', path)
-        self.names.append(name)
-        return name
+        super().setUp()
+        self.make_image(debian_image.prepare(self.cache), 'qcow2')
+        self.start_daemon()
 
     def served(self, name: str) -> list[str]:
         """What is left of the disks of a domain."""
@@ -123,22 +29,16 @@ class VirtioDiskTest(unittest.TestCase):
         place = Path(disk_xml.DIRECTORY)
         return [entry.name for entry in place.glob(f'{uuid}-*')] if place.exists() else []
 
-    def wait_off(self, name: str) -> None:
-        end = time.monotonic() + STOP_SECONDS
-        while self.virsh('domstate', name).strip() != 'shut off':
-            self.assertLess(time.monotonic(), end)
-            time.sleep(0.1)
-
     @contextlib.contextmanager
-    def boot(self, name: str, number: int, root: str) -> Iterator[Console]:
+    def boot(self, name: str, number: int, root: str) -> Iterator[domain_case.Console]:
         self.virsh('start', name)
-        with Console(self.virsh('dumpxml', name)) as console:
+        with domain_case.Console(self.virsh('dumpxml', name)) as console:
             release = debian_image.release(debian_image.kernels()[0])
             console.expect(
                 rb'pcow-guest: boot %d of %s on %s\b' % (number, release.encode(), root.encode()),
                 BOOT_SECONDS,
             )
-            console.expect(rb'pcow-ready\r?\n', COMMAND_SECONDS)
+            console.expect(rb'pcow-ready\r?\n', domain_case.COMMAND_SECONDS)
             yield console
 
     def test_a_disk_and_then_memory(self) -> None:

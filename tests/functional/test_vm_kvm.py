@@ -284,6 +284,11 @@ class FsdaxTest(VmTestCase):
         self.assertGreater(sum(loss['lost'] for loss in losses), 0)
         self.assertGreater(found[-1]['figures']['steps'], 10 * cuts)
         self.assertGreater(found[-1]['figures']['snapshots'], 0)
+        # each load is long enough for one: checkpoints with RAM on an image were looked at
+        looked_at = [result['figures'] for result in found if '-verify-' in result['name']]
+        self.assertEqual(cuts, len(looked_at))
+        for figures in looked_at:
+            self.assertGreater(figures['checkpoints'], 0)
 
     def test_power_cuts(self) -> None:
         self.check_power_cuts('caches-twice', 2)

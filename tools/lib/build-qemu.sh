@@ -282,7 +282,8 @@ compile() {
     if [ ! -e "$tree/build/qemu-system-x86_64" ]; then
         say "compiling QEMU (some minutes, the first time only)"
     fi
-    PATH=$tree/venv/bin:$PATH PKG_CONFIG_PATH=$tree/libpcow \
+    # Another tree, after a change of a patch, finds again what was compiled in this one
+    PATH=$tree/venv/bin:$PATH PKG_CONFIG_PATH=$tree/libpcow CCACHE_BASEDIR=$tree \
         quietly "$tree/log" ninja -C "$tree/build" qemu-system-x86_64
 }
 

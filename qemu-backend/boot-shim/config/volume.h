@@ -18,13 +18,14 @@ struct volume {
     unsigned disk; /* which of the disks, from 0 */
     unsigned partition; /* from 1; 0: the whole disk */
     char device[32]; /* pmem0p1 */
-    uint64_t start; /* bytes in front of it on the disk */
+    uint64_t start, size; /* bytes in front of it on the disk, and of it; of a partition */
     char type[8]; /* ext4, xfs, btrfs, vfat */
     char uuid[40]; /* lower case, as Linux and GRUB write it */
     char label[64];
     char partuuid[40]; /* "" if it is no partition */
     bool dirty; /* ext4: its journal was not replayed, so where files lie may be old */
     bool dax; /* it could be mounted so */
+    bool cut; /* only after the kernel was told of an end at a multiple of 4 KiB */
     bool reflink; /* XFS, whose older kernels then refuse DAX */
 };
 

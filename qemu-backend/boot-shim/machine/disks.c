@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/blkpg.h>
 #include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,8 @@
 
 #define DISKS_MAX 16
 #define PARTITIONS_MAX 128
+#define SECTOR 512u
+#define PAGE 4096u
 #define VIRTIO_PMEM_ID "0x105b\n"
 
 static const char *const no_file_system[] = {"LUKS", "LVM"};
@@ -70,6 +73,51 @@ static bool try_mount(const struct volume *volume, const char *device, const cha
     return false;
 }
 
+/* Tell the kernel, and not the table on the disk, how large a partition is. */
+static bool set_size(const struct volume *volume, uint64_t size)
+{
+    struct blkpg_partition partition = {
+        .start = (long long)volume->start,
+        .length = (long long)size,
+        .pno = (int)volume->partition,
+    };
+    struct blkpg_ioctl_arg argument = {
+        .op = BLKPG_RESIZE_PARTITION,
+        .datalen = sizeof partition,
+        .data = &partition,
+    };
+    char path[64];
+    bool result;
+    int fd;
+
+    snprintf(path, sizeof path, "/dev/%.*s",
+             (int)(strrchr(volume->device, 'p') - volume->device), volume->device);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    result = ioctl(fd, BLKPG, &argument) == 0;
+    close(fd);
+    return result;
+}
+
+/*
+ * There is no DAX in a partition that does not end with a page of memory, and growpart ends it at
+ * the last sector that GPT leaves: always such a one. The file system has no use for those sectors,
+ * if its blocks are as large as DAX wants them.
+ */
+static bool try_dax(struct volume *volume, const char *device, const char *directory)
+{
+    if (try_mount(volume, device, directory, true))
+        return true;
+    if (!volume->partition || volume->size % PAGE == 0
+        || !set_size(volume, volume->size / PAGE * PAGE))
+        return false;
+    volume->cut = try_mount(volume, device, directory, true);
+    if (!volume->cut)
+        set_size(volume, volume->size);
+    return volume->cut;
+}
+
 /* It is said once, and not tried again while the shim waits for other disks. */
 static void refuse(struct volumes *volumes, const char *device)
 {
@@ -104,7 +152,7 @@ static void mount_volume(struct volumes *volumes, struct volume *volume)
     ioctl(fd, BLKROSET, &yes);
     close(fd);
     mkdir(directory, 0755);
-    volume->dax = try_mount(volume, device, directory, true);
+    volume->dax = try_dax(volume, device, directory);
     if (!volume->dax && !try_mount(volume, device, directory, false)) {
         printf("pcow boot: the %s file system of %s cannot be mounted: %m\n", volume->type,
                volume->device);
@@ -118,21 +166,21 @@ static void mount_volume(struct volumes *volumes, struct volume *volume)
         refuse(volumes, volume->device);
 }
 
-/* Bytes in front of a partition; the kernel counts in 512 whatever the device does. */
-static uint64_t read_start(const char *device)
+/* Bytes of a partition; the kernel counts in 512 whatever the device does. */
+static uint64_t read_bytes(const char *device, const char *name)
 {
     unsigned long long sectors = 0;
     char path[80];
     FILE *file;
 
-    snprintf(path, sizeof path, "/sys/class/block/%s/start", device);
+    snprintf(path, sizeof path, "/sys/class/block/%s/%s", device, name);
     file = fopen(path, "re");
     if (file) {
         if (fscanf(file, "%llu", &sectors) != 1)
             sectors = 0;
         fclose(file);
     }
-    return (uint64_t)sectors * 512;
+    return (uint64_t)sectors * SECTOR;
 }
 
 static bool known(const struct volumes *volumes, const char *device)
@@ -167,7 +215,8 @@ static void find_on(struct volumes *volumes, unsigned number, unsigned disk)
         if (known(volumes, volume.device))
             continue;
         probe_partition(fd, partition, volume.partuuid);
-        volume.start = read_start(volume.device);
+        volume.start = read_bytes(volume.device, "start");
+        volume.size = read_bytes(volume.device, "size");
         mount_volume(volumes, &volume);
     }
     close(fd);

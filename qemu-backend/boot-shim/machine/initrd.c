@@ -80,7 +80,7 @@ static int put_modules(struct archive *archive, const struct guest_modules *gues
 }
 
 static int put_ours(struct archive *archive, const struct guest_modules *guest,
-                    const char *first_init, const char *next, struct failure *failure)
+                    const struct first_init *first, struct failure *failure)
 {
     struct volume shim = {.device = "the shim"};
     int result;
@@ -88,29 +88,31 @@ static int put_ours(struct archive *archive, const struct guest_modules *guest,
     char *program;
 
     shim.root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    program = volume_read(archive->text.arena, &shim, first_init, MODULE_FILE_MAX, &length);
+    program = volume_read(archive->text.arena, &shim, first->program, MODULE_FILE_MAX, &length);
     close(shim.root);
     if (!program)
-        return fail_with(failure, -ENOENT, "%s is missing in the shim", first_init);
+        return fail_with(failure, -ENOENT, "%s is missing in the shim", first->program);
     put_entry(archive, "pcow", S_IFDIR | 0755, "", 0);
     put_entry(archive, &FIRST_INIT[1], S_IFREG | 0755, program, length);
-    if (next)
-        put_entry(archive, "pcow/next", S_IFREG | 0644, next, strlen(next));
+    if (first->next)
+        put_entry(archive, "pcow/next", S_IFREG | 0644, first->next, strlen(first->next));
+    if (first->cut)
+        put_entry(archive, "pcow/cut", S_IFREG | 0644, first->cut, strlen(first->cut));
     result = put_modules(archive, guest, failure);
     put_entry(archive, "TRAILER!!!", 0, "", 0);
     return result;
 }
 
 int initrd_make(struct arena *arena, const struct choice *choice,
-                const struct guest_modules *modules, const char *first_init, const char *next,
+                const struct guest_modules *modules, const struct first_init *first,
                 struct piece *pieces, size_t *count, struct failure *failure)
 {
     struct archive archive = {.text = {.arena = arena}};
     int result = 0;
 
     *count = 0;
-    if (modules->modules.count) {
-        result = put_ours(&archive, modules, first_init, next, failure);
+    if (modules->modules.count || first->cut) {
+        result = put_ours(&archive, modules, first, failure);
         pieces[(*count)++] = (struct piece){.data = archive.text.data, .size = archive.text.length};
     }
     for (size_t i = 0; i < choice->initrds_count && !result; i++)

@@ -79,6 +79,7 @@ struct check {
     bool dropped_before;                  /* so has the pass before the repair, or would have */
     /* the image was sealed with checksums of all data; until the end, its header says so no more */
     bool all_summed;
+    bool layers_unsummed;                 /* records said so of layers, and do no more */
 
     uint64_t slab_count;
     uint64_t length;                      /* of the file as it was found */

@@ -12,12 +12,14 @@
 
 /* A text of ranges that ends where the room does. */
 struct text {
+    const char *begin;
     char *at;
     size_t left;
     unsigned more;                     /* that had no room */
     /* the range that is being collected */
+    enum owner_kind kind;
     uint32_t layer;
-    uint64_t first, end;               /* guest slabs */
+    uint64_t first, end;               /* slabs of guest or VM state, or layer tables */
 };
 
 static void __attribute__((format(printf, 2, 3))) add(struct text *text, const char *format, ...)
@@ -38,21 +40,62 @@ static void __attribute__((format(printf, 2, 3))) add(struct text *text, const c
     text->left -= (size_t)length;
 }
 
-static void end_range(struct text *text, bool is_first)
+/* A layer as people know it. check_read() has what the mirror says of a damaged record. */
+static void name_layer(struct check *check, uint32_t id, char *name, size_t size)
 {
-    if (text->end > text->first)
-        add(text, "%sguest bytes %" PRIu64 " to %" PRIu64 " of layer %u", is_first ? "" : ", ",
-            text->first << SLAB_BITS, (text->end << SLAB_BITS) - 1, text->layer);
+    struct layer_record records[RECORDS];
+    uint64_t active = 0, slots = 0;
+
+    snprintf(name, size, "layer %u", id);
+    if (check_read(check, offsetof(struct header, active_layer), &active, sizeof active)
+        || check_read(check, offsetof(struct header, layer_slots), &slots, sizeof slots))
+        return;
+    if (word_is_valid(active) && word_value(active) == id) {
+        snprintf(name, size, "the active layer");
+        return;
+    }
+    slots = word_is_valid(slots) && word_value(slots) < LAYER_TABLE_0_SLOTS ? word_value(slots)
+                                                                            : LAYER_TABLE_0_SLOTS;
+    for (uint64_t slot = 0; slot < slots; slot += RECORDS) {
+        if (check_read(check, LAYER_TABLE_OFFSET + slot * LAYER_RECORD_SIZE, records,
+                       sizeof records))
+            return;
+        for (unsigned i = 0; i < RECORDS; i++) {
+            uint64_t value = word_value(records[i].state);
+
+            if (word_is_valid(records[i].state) && (value & MAX_LAYER_ID) == id
+                && (value >> 28 & 0xf) == LAYER_SNAPSHOT
+                && snapshot_name_is_valid(records[i].name, sizeof records[i].name))
+                snprintf(name, size, "snapshot '%s'", records[i].name);
+        }
+    }
+}
+
+static void end_range(struct check *check, struct text *text)
+{
+    char name[PCOW_SNAPSHOT_NAME_SIZE + 16];
+    const char *separator = text->at == text->begin ? "" : ", ";
+
+    if (text->end > text->first && text->kind == OWNER_TABLE) {
+        add(text, "%srecords of snapshots", separator);
+    } else if (text->end > text->first) {
+        name_layer(check, text->layer, name, sizeof name);
+        add(text, "%s%s bytes %" PRIu64 " to %" PRIu64 " of %s", separator,
+            text->kind == OWNER_STATE ? "VM state" : "guest", text->first << SLAB_BITS,
+            (text->end << SLAB_BITS) - 1, name);
+    }
     text->first = text->end = 0;
 }
 
-static void add_slab(struct text *text, const char *begin, struct owner owner)
+static void add_slab(struct check *check, struct text *text, struct owner owner)
 {
-    if (text->end > text->first && owner.layer == text->layer && owner.number == text->end) {
+    if (text->end > text->first && owner.kind == text->kind && owner.layer == text->layer
+        && owner.number == text->end) {
         text->end++;
         return;
     }
-    end_range(text, text->at == begin);
+    end_range(check, text);
+    text->kind = owner.kind;
     text->layer = owner.layer;
     text->first = owner.number;
     text->end = text->first + 1;
@@ -61,30 +104,28 @@ static void add_slab(struct text *text, const char *begin, struct owner owner)
 /* count owner words from that of a file slab on. */
 static int add_slabs(struct check *check, struct text *text, uint64_t slab, unsigned count)
 {
-    const char *begin = text->at;
     uint64_t words[WORDS];
     int ret = check_read(check, owner_offset(slab), words, count * sizeof *words);
 
     for (unsigned i = 0; i < count && !ret; i++) {
         struct owner owner = owner_decode(words[i]);
 
-        if (word_is_valid(words[i]) && owner.kind == OWNER_DATA)
-            add_slab(text, begin, owner);
+        if (word_is_valid(words[i]) && owner.kind != OWNER_NONE)
+            add_slab(check, text, owner);
     }
-    end_range(text, text->at == begin);
+    end_range(check, text);
     return ret;
 }
 
 static int add_records(struct check *check, struct text *text, uint64_t offset)
 {
     struct layer_record records[RECORDS];
-    const char *begin = text->at;
     int ret = check_read(check, offset, records, sizeof records);
 
     for (unsigned i = 0; i < RECORDS && !ret; i++) {
         uint64_t value = word_value(records[i].state);
         uint32_t id = (uint32_t)value & MAX_LAYER_ID;
-        const char *name = records[i].name, *separator = text->at == begin ? "" : ", ";
+        const char *name = records[i].name, *separator = text->at == text->begin ? "" : ", ";
 
         if (!word_is_valid(records[i].state) || !id || (value >> 28 & 0xf) == LAYER_FREE)
             continue;
@@ -99,7 +140,7 @@ static int add_records(struct check *check, struct text *text, uint64_t offset)
 
 int held_by_page(struct check *check, uint64_t group, unsigned page, char *string, size_t size)
 {
-    struct text text = {.at = string, .left = size};
+    struct text text = {.begin = string, .at = string, .left = size};
     uint64_t offset = (uint64_t)page * PCOW_PAGE_SIZE, first = group * SLABS_PER_GROUP;
     int ret = 0;
 

@@ -118,7 +118,7 @@ static unsigned count_more(const struct page *page)
 static int restore_page(struct check *check, const struct page *page)
 {
     unsigned more = count_more(page);
-    char held[400], outcome[120] = "and nothing is lost";
+    char held[700], outcome[120] = "and nothing is lost";
     int ret = restore(check, page);
 
     /* What it held is told by the copy, which all steps read from now on. */
@@ -185,7 +185,7 @@ bool check_had_owner(const struct check *check, uint64_t slab, struct owner *own
 /* Page, copy and checksum: no two of them agree. */
 static int keep_as_it_is(struct check *check, const struct page *page)
 {
-    char held[400];
+    char held[700];
     int ret = held_by_page(check, page->group, page->number, held, sizeof held);
 
     if (ret)

@@ -186,7 +186,10 @@ static inline bool checksum_is(uint64_t word, unsigned what)
 /* ---- layers ---------------------------------------------------------------------------------- */
 
 enum layer_state { LAYER_FREE, LAYER_OPEN, LAYER_SNAPSHOT, LAYER_HIDDEN };
-enum layer_flags { LAYER_PINNED = 1 };
+enum layer_flags {
+    LAYER_PINNED = 1,                  /* see snapshot/pin.h */
+    LAYER_SUMMED = 2,                  /* see snapshot/summed.h */
+};
 
 struct layer_record {
     uint64_t state;

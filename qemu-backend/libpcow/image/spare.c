@@ -84,6 +84,17 @@ static uint64_t peek(const struct spare *spare, unsigned place)
     return __atomic_load_n(&spare->slab[place], __ATOMIC_ACQUIRE);
 }
 
+/* The slab that it lies in; 0: there is none. The thread writes it, others look. */
+static uint64_t loan_of(const struct spare *spare)
+{
+    return __atomic_load_n(&spare->loan, __ATOMIC_ACQUIRE);
+}
+
+static void set_loan(struct spare *spare, uint64_t slab)
+{
+    __atomic_store_n(&spare->loan, slab, __ATOMIC_RELEASE);
+}
+
 static bool loan_is_whole(const struct spare *spare)
 {
     return __atomic_load_n(&spare->loan_left, __ATOMIC_ACQUIRE) == PAGES_PER_SLAB;
@@ -137,7 +148,7 @@ bool spare_lend(struct pcow_image *image)
     /* From its end on: no extent of the file is cut in two, for which a block might be wanted. */
     if (lent)
         lent = file_punch(&image->file,
-                          (spare->loan << SLAB_BITS) + (left - LENT_PAGES) * PCOW_PAGE_SIZE,
+                          (loan_of(spare) << SLAB_BITS) + (left - LENT_PAGES) * PCOW_PAGE_SIZE,
                           LENT_PAGES * PCOW_PAGE_SIZE)
                == 0;
     /* What was freed can be had once the journal of the file system says so. */
@@ -171,9 +182,9 @@ static void give_back_loan(struct pcow_image *image)
     struct spare *spare = get(image);
 
     close_loan(spare);
-    if (spare->loan)
-        give_back(image, spare->loan);
-    spare->loan = 0;
+    if (loan_of(spare))
+        give_back(image, loan_of(spare));
+    set_loan(spare, 0);
 }
 
 /* Those that are not wanted any more. */
@@ -198,7 +209,7 @@ static bool has_surplus(const struct spare *spare)
     for (unsigned i = wanted(spare); i < SPARE_MAX; i++)
         if (peek(spare, i))
             return true;
-    return !__atomic_load_n(&spare->kept, __ATOMIC_ACQUIRE) && spare->loan;
+    return !__atomic_load_n(&spare->kept, __ATOMIC_ACQUIRE) && loan_of(spare);
 }
 
 /* The first of the empty places that are to be filled; SPARE_MAX: there is none. */
@@ -273,13 +284,13 @@ static int restore_loan(struct pcow_image *image)
     unsigned left;
     int ret;
 
-    if (!spare->loan) {
+    if (!loan_of(spare)) {
         uint64_t slab;
 
         ret = take(image, &slab);
         if (ret)
             return ret;
-        spare->loan = slab;
+        set_loan(spare, slab);
         __atomic_store_n(&spare->loan_left, PAGES_PER_SLAB, __ATOMIC_SEQ_CST);
         return 0;
     }
@@ -288,10 +299,10 @@ static int restore_loan(struct pcow_image *image)
                   PAGES_PER_SLAB - __atomic_load_n(&spare->loan_left, __ATOMIC_ACQUIRE)))
         return -ENOSPC;
     left = close_loan(spare);
-    ret = file_allocate(&image->file, (spare->loan << SLAB_BITS) + left * PCOW_PAGE_SIZE,
+    ret = file_allocate(&image->file, (loan_of(spare) << SLAB_BITS) + left * PCOW_PAGE_SIZE,
                         (PAGES_PER_SLAB - left) * PCOW_PAGE_SIZE);
     if (!ret)
-        ret = write_zeros(image, spare->loan, left);
+        ret = write_zeros(image, loan_of(spare), left);
     __atomic_store_n(&spare->loan_left, ret ? left : PAGES_PER_SLAB, __ATOMIC_SEQ_CST);
     return ret;
 }

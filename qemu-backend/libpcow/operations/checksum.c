@@ -18,6 +18,7 @@
 #include "image/lock.h"
 #include "operations/operations.h"
 #include "snapshot/beside_writer.h"
+#include "snapshot/summed.h"
 #include "util/error.h"
 
 /* That are published together, after one sync; their checksums fill a page. */
@@ -220,6 +221,21 @@ static int want(struct summing *making, const struct layer *layer, struct pcow_e
     return 0;
 }
 
+/* Beside a writer the tree is locked for it, and for no longer than the tables are read. */
+static int note_summed(struct summing *making, struct pcow_error *error)
+{
+    int ret;
+
+    if (!making->beside_writer)
+        return summed_note(making->image, making->wanted, error);
+    ret = lock_tree(making->file, true, error);
+    if (ret)
+        return ret;
+    ret = summed_note_beside_writer(making->image, making->file, making->wanted, error);
+    unlock_tree(making->file);
+    return ret;
+}
+
 static int make_with_buffer(struct summing *making, const struct layer *top,
                             pcow_progress_fn progress, void *opaque, struct pcow_error *error)
 {
@@ -230,6 +246,8 @@ static int make_with_buffer(struct summing *making, const struct layer *top,
     making->buffer = malloc(DATASUM_BUFFER);
     ret = making->buffer ? make(making, progress, opaque, error)
                          : error_set(error, -ENOMEM, "out of memory");
+    if (!ret)
+        ret = note_summed(making, error);
     free(making->buffer);
     free(making->wanted);
     return ret;

@@ -7,66 +7,15 @@
 #include <unistd.h>
 
 #include "image/lock.h"
-#include "image/mirror.h"
-#include "image/store.h"
 #include "snapshot/beside_writer.h"
+#include "snapshot/flags.h"
 #include "snapshot/tree.h"
 #include "util/error.h"
-
-static enum layer_state state_of(uint64_t word)
-{
-    return (enum layer_state)(word_value(word) >> 28 & 0xf);
-}
-
-static int read_state(const struct file *file, uint64_t offset, uint64_t *word,
-                      struct pcow_error *error)
-{
-    int ret = file_read(file, offset, word, sizeof *word);
-
-    return ret ? error_set_errno(error, ret, "cannot read the snapshots of %s", file->path) : 0;
-}
-
-/*
- * The flags of the record at offset, which must still be that of the layer: it moves when the
- * snapshot is renamed.
- */
-static int store_flags(struct file *file, uint64_t offset, const struct layer *layer,
-                       unsigned flags, struct pcow_error *error)
-{
-    uint64_t word, value;
-    int ret = read_state(file, offset, &word, error);
-
-    if (ret)
-        return ret;
-    value = word_value(word);
-    if (!word_is_valid(word) || (value & MAX_LAYER_ID) != layer->id
-        || state_of(word) != LAYER_SNAPSHOT)
-        return error_set(error, -EBUSY, "%s: snapshot '%s' was renamed just now; try again",
-                         file->path, layer->name);
-    word = layer_state_word(layer->id, LAYER_SNAPSHOT, flags, (unsigned)(value >> 40));
-    ret = file_store64(file, offset, word, false);
-    return ret ? error_set_errno(error, ret, "%s: cannot mark snapshot '%s'", file->path,
-                                 layer->name)
-               : 0;
-}
-
-/*
- * Who has nobody else that brings the mirror up to date does it: the page would stay without a
- * checksum until the next writer, of a template for ever. A writer that comes now waits for the tree
- * before it stores anything. was_settled: what else is stale in the group is not of this mark, and
- * is left to be judged.
- */
-static void sync_mirror(struct file *file, bool was_settled)
-{
-    if (was_settled && !file_has_writer(file))
-        mirror_sync_alone(file, NULL);
-}
 
 int pin_set(const struct pcow_image *base, struct pcow_error *error)
 {
     const struct layer *layer = layer_find(base, base->view);
     struct file file;
-    bool settled = false;
     int ret;
 
     if (layer->flags & LAYER_PINNED)
@@ -78,23 +27,8 @@ int pin_set(const struct pcow_image *base, struct pcow_error *error)
     if (!ret)
         ret = beside_writer_attach(&file, error);
     if (!ret)
-        settled = mirror_is_settled(&file, layer_record_offset(base, layer->slot));
-    if (!ret)
-        ret = store_flags(&file, layer_record_offset(base, layer->slot), layer,
-                          layer->flags | LAYER_PINNED, error);
-    if (!ret)
-        sync_mirror(&file, settled);
+        ret = flags_change(base, &file, layer, LAYER_PINNED, 0, error);
     file_close(&file);
-    return ret;
-}
-
-int pin_refresh(const struct pcow_image *image, struct layer *layer, struct pcow_error *error)
-{
-    uint64_t word;
-    int ret = read_state(&image->file, layer_record_offset(image, layer->slot), &word, error);
-
-    if (!ret && word_is_valid(word) && (word_value(word) & MAX_LAYER_ID) == layer->id)
-        layer->flags = (unsigned)(word_value(word) >> 32 & 0xff);
     return ret;
 }
 
@@ -104,7 +38,7 @@ bool pin_is_set(const struct pcow_image *image, const struct layer *layer)
 
     /* A reader has what it loaded; a writer's own view of the mark may be old. */
     if (image->file.writable)
-        pin_refresh(image, &now, NULL);
+        flags_refresh(image, &now, NULL);
     return now.flags & LAYER_PINNED;
 }
 
@@ -127,7 +61,7 @@ int pin_check_free(const struct pcow_image *image, const struct file *file, stru
                    struct pcow_error *error)
 {
     struct children children = {0};
-    int ret = pin_refresh(image, layer, error), busy, found = 0;
+    int ret = flags_refresh(image, layer, error), busy, found = 0;
 
     if (ret)
         return ret;
@@ -178,7 +112,6 @@ int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *err
 {
     struct layer *layer = snapshot_find(image, name, error);
     struct file file;
-    bool settled = false;
     int ret;
 
     if (!layer)
@@ -198,12 +131,7 @@ int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *err
     if (!ret)
         ret = beside_writer_attach(&file, error);
     if (!ret)
-        settled = mirror_is_settled(&file, layer_record_offset(image, layer->slot));
-    if (!ret)
-        ret = store_flags(&file, layer_record_offset(image, layer->slot), layer,
-                          layer->flags & ~(unsigned)LAYER_PINNED, error);
-    if (!ret)
-        sync_mirror(&file, settled);
+        ret = flags_change(image, &file, layer, 0, LAYER_PINNED, error);
     file_close(&file);
     return ret;
 }

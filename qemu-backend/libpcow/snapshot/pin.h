@@ -44,9 +44,6 @@ int pin_clear(struct pcow_image *image, const char *name, struct pcow_error *err
 /* Is it marked, as far as this image knows, or can see in the file? */
 bool pin_is_set(const struct pcow_image *image, const struct layer *layer);
 
-/* Take over what others have marked in the file since. The tree is locked. */
-int pin_refresh(const struct pcow_image *image, struct layer *layer, struct pcow_error *error);
-
 /*
  * May this snapshot go? 0, with the snapshot locked for ourselves; -EBUSY in words if somebody
  * reads it or an image stands on it. file, the image's or another descriptor of it, has the tree

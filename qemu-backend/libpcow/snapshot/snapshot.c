@@ -8,6 +8,7 @@
 #include "image/remains.h"
 #include "monitor/monitor.h"
 #include "snapshot/change.h"
+#include "snapshot/flags.h"
 #include "snapshot/making.h"
 #include "snapshot/pin.h"
 #include "snapshot/sizes.h"
@@ -290,7 +291,7 @@ static int rename_layer(pcow_image *image, const char *name, const char *new_nam
         return 0;
     ret = making_check_name(image, new_name, error);
     if (!ret)
-        ret = pin_refresh(image, layer, error);
+        ret = flags_refresh(image, layer, error);
     if (ret)
         return ret;
     old = renamed = *layer;

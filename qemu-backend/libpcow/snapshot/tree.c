@@ -12,6 +12,7 @@
 #include "image/lock.h"
 #include "image/remains.h"
 #include "monitor/monitor.h"
+#include "snapshot/summed.h"
 #include "util/error.h"
 #include "util/signals.h"
 
@@ -441,8 +442,14 @@ static int merge(struct pcow_image *image, uint32_t hidden_id, uint32_t child_id
     struct layer *hidden = layer_find(image, hidden_id), *child = layer_find(image, child_id);
     struct merge merge = {
         .image = image, .hidden = hidden_id, .child = child_id, .limit = child->parent_limit};
-    int ret = collect(image, child_id, &merge.childs);
+    /* Of the hidden one checksums are dropped, and the child gets slabs without. */
+    int ret = summed_clear(image, hidden, error);
 
+    if (!ret)
+        ret = summed_clear(image, child, error);
+    if (ret)
+        return ret;
+    ret = collect(image, child_id, &merge.childs);
     /*
      * From before the first slab is given. What an error leaves half way stays so until the next
      * merge, or until another layer is active.

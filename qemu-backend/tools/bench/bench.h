@@ -122,7 +122,7 @@ struct group {
 };
 
 extern const struct group first_touch_group, copy_group, steady_group, open_group, scattered_group,
-    snapshot_group, freeze_group, qcow2_group;
+    snapshot_group, freeze_group, large_group, qcow2_group;
 
 /* limits.c; first, as the rows refer to them. */
 int measure_limits(struct bench *bench, struct pcow_error *error);

@@ -27,7 +27,7 @@
 
 static const struct group *const groups[] = {&first_touch_group, &copy_group,      &steady_group,
                                              &open_group,        &scattered_group, &snapshot_group,
-                                             &freeze_group,      &qcow2_group};
+                                             &freeze_group,      &large_group,     &qcow2_group};
 
 #define GROUPS (sizeof(groups) / sizeof(groups[0]))
 

@@ -21,6 +21,7 @@ struct convert_request {
     char qcow2_options[1024];
     char *option_list;                         /* of all -o */
     bool existing, quiet, progress, force_share, sealed, accept_damage;
+    bool checksums, without_checksums;         /* neither: want_checksums() decides */
 };
 
 static bool is_qcow2_option(const char *key)
@@ -56,6 +57,11 @@ static int apply_options(struct convert_request *request, enum image_format form
             if (!parse_switch(key, value, &request->sealed, error)) {
                 return -EINVAL;
             }
+        } else if (format == FORMAT_PCOW && !strcmp(key, "checksums")) {
+            if (!parse_switch(key, value, &request->checksums, error)) {
+                return -EINVAL;
+            }
+            request->without_checksums = !request->checksums;
         } else if (format == FORMAT_QCOW2 && is_qcow2_option(key) && !strchr(value, ',')) {
             used += (size_t)snprintf(request->qcow2_options + used,
                                      sizeof(request->qcow2_options) - used, "%s%s=%s",
@@ -150,6 +156,17 @@ static bool is_same_file(const char *a, const char *b)
            status_a.st_ino == status_b.st_ino;
 }
 
+/*
+ * By default all of a new template has them. But they would call health what is damaged in a source
+ * that nobody has looked at; and what is there already may have no place for them.
+ */
+static bool want_checksums(const struct convert_request *request)
+{
+    return request->checksums
+           || (request->sealed && !request->existing && !request->without_checksums
+               && !request->accept_damage);
+}
+
 static int convert(struct convert_request *request, struct pcow_error *error)
 {
     struct source_options from = {
@@ -183,6 +200,10 @@ static int convert(struct convert_request *request, struct pcow_error *error)
     if (!r && !request->base && (request->base_format || request->base_snapshot)) {
         r = fail(error, -EINVAL, "%s: -F and base_snapshot need a base: give one with -B", to.path);
     }
+    if (!r && request->checksums && !request->sealed) {
+        r = fail(error, -EINVAL, "%s: checksums=on goes with sealed=on: data that is final has them",
+                 to.path);
+    }
     if (!r) {
         r = check_base_format(request->base_format, error);
     }
@@ -204,6 +225,7 @@ static int convert(struct convert_request *request, struct pcow_error *error)
         to.base_snapshot = request->base_snapshot;
         to.cluster_size = request->cluster_size;
         to.sealed = request->sealed;
+        to.checksums = want_checksums(request);
         to.qcow2_options = *request->qcow2_options ? request->qcow2_options : NULL;
         r = request->existing ? fill(request, &to, source, base, error)
                               : fill_new(request, &to, source, base, error);
@@ -286,6 +308,8 @@ const struct command convert_command = {
         "  -o cluster_size=SIZE       of a pcow image, 4k to 2M, default 64k\n"
         "  -o base_snapshot=NAME      stand on this snapshot of BASE\n"
         "  -o sealed=on               make a template of the pcow image that nobody can change\n"
+        "  -o checksums=on|off        of the template's data, for 'check --data'; default: on, with "
+        "-n or --accept-damage off\n"
         "  -o ...                     for qcow2: qemu-img's compat, cluster_size, "
         "compression_type, extended_l2,\n"
         "                             lazy_refcounts, preallocation, refcount_bits\n"

@@ -15,7 +15,9 @@ from cinder import privsep
 from cinder.image import image_utils
 
 from pcow_driver.common import units
+from pcow_driver.health import scrub
 from tests.unit.cinder_pcow import base
+from tests.unit.pcow_driver import base as pcow_base
 
 MIB = units.MIB
 
@@ -281,3 +283,20 @@ class ImagesTest(base.PcowTestCase):
                 f.seek(MIB)
                 self.assertEqual(b'\x22' * 65536, f.read(65536))
         self.assertEqual((), self.info(volume).snapshots)
+
+    def test_image_of_a_volume_on_a_damaged_template(self) -> None:
+        """Glance would have it with a checksum that says it is whole."""
+        volume = self.clone(self.service.add(self.raw(), 'raw'))
+        (template,) = (name for name in self.files() if name.startswith('image-'))
+        path = self.pools['one'].existing_path(template.removesuffix('.pcow'))
+        pcow_base.flip(path)
+        meta = {'id': 'upload', 'disk_format': 'raw', 'container_format': 'bare'}
+        upload = self.driver.copy_volume_to_image
+        error = self.assertRaises(
+            exception.VolumeBackendAPIException, upload, self.context, volume, self.service, meta
+        )
+        self.assertIn(f'{path} is damaged (the 2 MiB from guest byte 0', str(error))
+        self.assertFalse((self.service.directory / 'upload').exists())
+        scrub.accept(self.pools['one'], template.removesuffix('.pcow'))
+        upload(self.context, volume, self.service, meta)
+        self.assertEqual(units.GIB, (self.service.directory / 'upload').stat().st_size)

@@ -284,6 +284,89 @@ static void test_finds_damaged_checksums(void **state)
     expect_verified(ALL, 0);
 }
 
+static void fill_random(uint8_t *page)
+{
+    for (unsigned i = 0; i < PAGE; i++)
+        page[i] = (uint8_t)((i + 7) * UINT64_C(0x9e3779b97f4a7c15) >> 40);
+}
+
+/*
+ * All checksums of two snapshots at once, in an image that is not sealed: that they were there is
+ * in the records. The slabs of the active layer have none, and nothing is said of them.
+ */
+static void expect_gone_in_snapshots(uint8_t *older)
+{
+    static uint8_t kept[PAGE], page[PAGE];
+
+    transfer(kept, sizeof kept, datasum_offset(0), false);
+    for (unsigned kind = 0; kind < 4; kind++) {
+        struct pcow_data_result result;
+
+        memset(page, kind == 1 ? 0xff : 0, sizeof page);
+        if (kind == 2)
+            fill_random(page);
+        transfer(kind == 3 ? older : page, sizeof page, datasum_offset(0), true);
+        result = verify();
+        if (kind == 0 || kind == 3) {
+            assert_int_equal(result.corruptions, 8);
+            assert_non_null(strstr(findings.text, "of snapshot 'two'"));
+            assert_non_null(strstr(findings.text, "its checksum is gone"));
+            assert_int_equal(verify_shared().corruptions, 8);
+        } else {
+            assert_int_equal(result.unjudged, ALL);
+        }
+        must_be_clean(IMAGE);
+    }
+    transfer(kept, sizeof kept, datasum_offset(0), true);
+    expect_verified(ONE + TWO, ACTIVE);
+}
+
+static void test_finds_checksums_that_are_gone(void **state)
+{
+    static uint8_t older[PAGE], zeros[PAGE];
+    pcow_image *image;
+
+    (void)state;
+    make_image();
+    transfer(older, sizeof older, datasum_offset(0), false);
+    checksum(NULL, false);
+    expect_gone_in_snapshots(older);
+    /* Some of a snapshot's are dropped: of what is left nothing is said any more. */
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    MUST(pcow_snapshot_delete(image, "one", NULL, &error));
+    pcow_close(image);
+    assert_int_equal(verify().corruptions, 0);
+    transfer(zeros, sizeof zeros, datasum_offset(0), true);
+    assert_int_equal(verify().corruptions, 0);
+    /* Until they were made once more. */
+    checksum("two", false);
+    assert_int_equal(verify().corruptions, 0);
+    transfer(zeros, sizeof zeros, datasum_offset(0), true);
+    assert_int_equal(verify().corruptions, 8);
+}
+
+/* A repair that drops one says nothing of the others, and is no damage itself. */
+static void test_repair_of_a_snapshot_with_checksums(void **state)
+{
+    struct pcow_check_result result;
+    uint64_t word, offset;
+
+    (void)state;
+    make_image();
+    checksum(NULL, false);
+    /* in the page of owner words, and in its copy: nobody knows which was right */
+    offset = owner_offset(slab_of(2, 4, OWNER_DATA));
+    word = owner_encode((struct owner){OWNER_DATA, 1, 5});
+    transfer(&word, sizeof word, offset, true);
+    transfer(&word, sizeof word, PCOW_SLAB_SIZE + offset, true);
+    MUST(pcow_check(IMAGE, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL, &result,
+                    &error));
+    must_be_clean(IMAGE);
+    verify();
+    if (strstr(findings.text, "its checksum is gone"))
+        fail_msg("%s", findings.text);
+}
+
 /* What is damaged keeps its checksum when others are made, and stays found. */
 static void test_damage_is_not_blessed(void **state)
 {
@@ -454,7 +537,8 @@ static void test_half_a_checksum(void **state)
     (void)state;
     make_image();
     checksum(NULL, true);
-    slab = slab_of(1, 3, OWNER_DATA);
+    /* of the active layer: of a snapshot it is damage that it is gone */
+    slab = slab_of(3, 6, OWNER_DATA);
     transfer(&zero, sizeof zero, datasum_offset(slab), true);
     expect_verified(ALL - 2 * PAGE, 2 * PAGE);
     transfer(&content, 1, (slab << SLAB_BITS) + 3 * PAGE, true);
@@ -680,6 +764,34 @@ static void test_beside_a_writer(void **state)
     expect_verified(ONE + TWO - PCOW_SLAB_SIZE, PCOW_SLAB_SIZE + ACTIVE + PAGE);
 }
 
+/* That all were made is noted in the file alone, and the writer keeps it when it closes. */
+static void test_gone_beside_a_writer(void **state)
+{
+    static uint8_t kept[PAGE], zeros[PAGE];
+    pcow_image *writer;
+
+    (void)state;
+    make_image();
+    writer = must_open(IMAGE, PCOW_OPEN_WRITE);
+    checksum_beside("two", NULL, NULL);
+    transfer(kept, sizeof kept, datasum_offset(0), false);
+    for (unsigned closed = 0; closed < 2; closed++) {
+        transfer(zeros, sizeof zeros, datasum_offset(0), true);
+        assert_int_equal(verify_shared().corruptions, 8);
+        transfer(kept, sizeof kept, datasum_offset(0), true);
+        assert_int_equal(verify_shared().corruptions, 0);
+        if (closed)
+            break;
+        store(writer, 0, 0, 0x33);
+        MUST(pcow_snapshot_rename(writer, "two", "2", &error));
+        pcow_close(writer);
+    }
+    must_be_clean(IMAGE);
+    /* Of the image of nobody, too: the mirror of the page is brought up to date. */
+    checksum_beside("one", NULL, NULL);
+    must_be_clean(IMAGE);
+}
+
 /*
  * The writer has known of none when it opened the image: it looks before it changes what was a
  * snapshot's.
@@ -824,6 +936,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_finds_data_in_a_wrong_place, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_finds_damaged_checksums, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_finds_checksums_that_are_gone, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_gone_beside_a_writer, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_repair_of_a_snapshot_with_checksums, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_damage_is_not_blessed, scratch_setup,
                                         scratch_teardown),

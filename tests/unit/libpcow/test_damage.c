@@ -192,7 +192,50 @@ static struct pcow_check_result check_unlocked(void)
     return result;
 }
 
-static char judge(bool mirror, const char *what)
+static void expect_word(const char *what, const char *word)
+{
+    if (!strstr(findings.text, word))
+        fail_msg("%s: not %s, but %s", what, word, findings.text);
+}
+
+/* Of a file slab, as far as its owner word or its bitmap is damaged. */
+static void expect_slab(const char *what, const struct owner *owner)
+{
+    const char *name = rich->layer[owner->layer].name;
+    char whose[160];
+
+    if (owner->kind == OWNER_NONE)
+        return;
+    if (owner->layer == RICH_LAYERS)
+        snprintf(whose, sizeof whose, "of the active layer");
+    else
+        snprintf(whose, sizeof whose, "of snapshot '%s'", name);
+    expect_word(what, whose);
+    expect_word(what, owner->kind == OWNER_STATE ? "VM state bytes " : "guest bytes ");
+}
+
+/* Where it lies, what it is, and what it was about: layers by their names, and ranges. */
+static void expect_words(unsigned page, const char *what)
+{
+    static const char *const name[] = {"header at byte 0 ", "copy of the header at byte 4096 ",
+                                       "page of the slab table at byte ", "page of layer records at byte ",
+                                       "page of bitmaps at byte "};
+    unsigned structure = structure_of(page);
+    char where[32];
+
+    snprintf(where, sizeof where, " byte %llu ", (unsigned long long)page * PAGE);
+    expect_word(what, where);
+    expect_word(what, name[structure]);
+    for (uint64_t slab = 1; slab < rich->slabs && structure == SLAB_TABLE; slab++)
+        expect_slab(what, &rich->owner[slab]);
+    for (uint64_t slab = 1; slab < rich->slabs && structure == BITMAPS; slab++)
+        expect_slab(what, &rich->owner[slab]);
+    for (uint32_t id = 1; id < RICH_LAYERS && structure == RECORDS; id++)
+        if (!rich->layer[id].dead)
+            expect_word(what, rich->layer[id].name);
+}
+
+static char judge(bool mirror, unsigned page, const char *what)
 {
     struct pcow_check_result found = check_image(0, &findings), found_without, repaired;
     bool any;
@@ -203,6 +246,8 @@ static char judge(bool mirror, const char *what)
         fail_msg("%s: without a lock other things are found: %s", what, findings.text);
     if (!found.corruptions && !found.leaks)
         return all_is_right() ? 'H' : 'u';
+    if (mirror)
+        expect_words(page, what);
     any = anything_opens();
     if (mirror && (any || found.losses))
         fail_msg("%s: %s, and %llu losses are told: %s", what,
@@ -229,7 +274,7 @@ static void try_all(bool mirror, struct judged *judged)
             /* One page of each structure is used. */
             assert_int_equal(*to, 0);
             snprintf(what, sizeof what, "page %u, %s", page, fill_name[fill]);
-            *to = damage(page, fill) ? judge(mirror, what) : '.';
+            *to = damage(page, fill) ? judge(mirror, page, what) : '.';
         }
 }
 

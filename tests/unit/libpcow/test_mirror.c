@@ -331,7 +331,7 @@ static void test_what_it_held_is_told(void **state)
     write_page(BITMAP_OFFSET / PAGE, zeros);
     check_image(0, &findings);
     assert_non_null(strstr(findings.text, "page of bitmaps at byte 1048576"));
-    assert_non_null(strstr(findings.text, "guest bytes 0 to 127926271 of layer 1"));
+    assert_non_null(strstr(findings.text, "guest bytes 0 to 127926271 of snapshot"));
     write_page(BITMAP_OFFSET / PAGE, pristine[BITMAP_OFFSET / PAGE]);
     write_page(LAYER_TABLE_OFFSET / PAGE, zeros);
     check_image(0, &findings);

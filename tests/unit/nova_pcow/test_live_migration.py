@@ -25,6 +25,7 @@ from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from pcow_driver.templates import template_cache
+from pcow_driver.virt import notices
 from tests.unit.nova_pcow.test_migration import holds
 from tests.unit.nova_pcow.test_migration import write
 from tests.unit.pcow_driver import base
@@ -54,6 +55,7 @@ class LiveMigrationTest(base.TestCase):
         self.instance = self.directory / 'instance'
         self.instance.mkdir()
         self.copied: list[str] = []
+        self.damaging = 0  # so many copies of a template have a byte changed
         patch = mock.patch.object(libvirt_utils, 'copy_image', self.copy)
         patch.start()
         self.addCleanup(patch.stop)
@@ -70,8 +72,12 @@ class LiveMigrationTest(base.TestCase):
     ) -> None:
         if host is not None:
             self.copied.append(os.path.basename(source))
+        content = Path(source).read_bytes()
+        if receive and self.damaging:
+            self.damaging -= 1
+            content = content.replace(b'\x5a' * 4096, b'\x5a' * 4095 + b'\x5b', 1)
         # as scp does: what was a hole takes space
-        Path(target).write_bytes(Path(source).read_bytes())
+        Path(target).write_bytes(content)
 
     def create(self, uuid: str) -> None:
         storage.create(uuid, _FLAVOR, self.pools['here'], storage.RootSource(_IMAGE, self.fetch))
@@ -143,6 +149,30 @@ class LiveMigrationTest(base.TestCase):
             (self.pools['there'].uuid, 2),
             (notes.get(notes.ARRIVING, _UUID), len(live_migration.arriving(_UUID))),
         )
+
+    def test_template_that_is_damaged_on_its_way(self) -> None:
+        self.damaging = 1
+        self.arrive()
+        self.assertEqual(2, len(self.copied))
+        (template,) = self.templates('there')
+        self.pools['there'].create_image('new', base=template)
+
+    def test_template_that_is_damaged(self) -> None:
+        """The server goes on, as it did; nothing new is made on what has come."""
+        self.damaging = 2
+        with (
+            self.assertLogs('nova_pcow.migration.cold_migration', 'ERROR') as log,
+            mock.patch.object(notices, 'tell') as tell,
+        ):
+            made = self.prepare()
+        tell.assert_called_once_with(self.pools['there'])
+        self.assertIn('Servers on it go on as they did', log.output[0])
+        self.assertEqual(2, len(made))
+        (template,) = self.templates('there')
+        error = self.assertRaises(
+            exception.ImageDamaged, self.pools['there'].create_image, 'new', base=template
+        )
+        self.assertIn('it is not what its checksum was made of', str(error))
 
     def test_there_and_back(self) -> None:
         """The template goes along once, under a name that tells which it is, and stands for others

@@ -20,6 +20,7 @@ from nova_pcow.records import notes
 from nova_pcow.servers import storage
 from pcow_driver.common import exception
 from pcow_driver.common import units
+from pcow_driver.health import scrub
 from pcow_driver.images import image
 from pcow_driver.images import info_block
 from pcow_driver.pools import device
@@ -200,6 +201,20 @@ class ServerTest(test_resize.ResizeTestCase):
         with mock.patch('nova_pcow.snapshots.snapshot.frozen', frozen):
             error = self.assertRaises(nova_exception.InternalError, self.snapshot)
         self.assertIn(words, str(error))
+
+    def test_image_of_a_server_on_a_damaged_template(self) -> None:
+        """Glance would have it with a checksum that says it is whole."""
+        self.flags(snapshot_image_format='raw', group='libvirt')
+        self._stop_server(self.server)
+        path = image.info(str(self.root)).base_path
+        assert path is not None
+        base.flip(path)
+        error = self.assertRaises(nova_exception.InternalError, self.snapshot)
+        self.assertIn(f'{path} is damaged (the 2 MiB from guest byte', str(error))
+        self.assertEqual([], image.snapshot_list(str(self.root)))
+        name = os.path.basename(path).removesuffix('.pcow')
+        scrub.accept(self.pool, name)
+        self.assertEqual([units.GIB], self.snapshot())
 
     def test_resize_to_what_it_says(self) -> None:
         self.forge(2 * units.GIB)

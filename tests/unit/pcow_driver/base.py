@@ -20,11 +20,14 @@ from oslo_config import fixture as config_fixture
 from oslotest import base
 
 from pcow_driver.common import conf
+from pcow_driver.common import units
+from pcow_driver.images import protection
 
 # oslotest: show the log of tests that fail, not of all
 os.environ.setdefault('OS_LOG_CAPTURE', '1')
 
 _IN_OPEN, _IN_Q_OVERFLOW = 0x20, 0x4000
+_DATA = 3 * units.SLAB_SIZE  # where that of an image begins: behind the metadata and its mirror
 
 TOP = Path(__file__).resolve().parents[3]
 
@@ -43,6 +46,17 @@ def load_script(path: Path) -> ModuleType:
     finally:
         sys.dont_write_bytecode = dont_write
     return module
+
+
+def flip(path: str) -> None:
+    """A bit of an image: of the first page of its data that is no zeros."""
+    with protection.lifted(path), open(path, 'r+b') as f:
+        at = f.seek(_DATA)
+        while not any(page := f.read(4096)):
+            assert page
+            at += 4096
+        f.seek(at)
+        f.write(bytes([page[0] ^ 1]))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 import contextlib
 import errno
+import functools
 import json
 import os
 from pathlib import Path
@@ -567,6 +568,51 @@ class DisksTest(base.TestCase):
         for words in (('start', 'begin'), ('migrate', 'begin'), ('release', 'end')):
             self.assertEqual(0, self._run(*words, xml=XML.format('/x', '')).returncode)
         self.assertFalse(self.log.exists())
+
+    def _found(self, *results: dict[str, Any]) -> None:
+        """Of the images of a pool, by scrubs."""
+        path = self.directory / 'state/scrubs/uuid.json'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({'images': {str(n): one for n, one in enumerate(results)}}))
+
+    def _started(self, xml: str) -> str:
+        """What is started for a domain whose QEMU runs."""
+        config = self.directory / 'pcow.conf'
+        config.write_text(f'[pcow]\nstate_path = {self.directory}/state\n')
+        known = functools.partial(hook.is_damage_known, str(config))
+        with (
+            mock.patch.object(hook, 'is_damage_known', known),
+            mock.patch.object(subprocess, 'Popen') as popen,
+        ):
+            hook._started('vm', xml)
+        return ' '.join(popen.call_args.args[0][1:]) if popen.called else ''
+
+    def test_domain_is_told_of_damage(self) -> None:
+        plain, wanted = XML.format('/p/vm.pcow', ''), 'domain tell-damage -- vm'
+        nothing: list[dict[str, Any]] = [{'findings': []}, {'findings': ['lost'], 'accepted': True}]
+        self.assertEqual('', self._started(plain))
+        self._found(*nothing)
+        self.assertEqual('', self._started(plain))
+        # it brings what it was told where it came from
+        inherited = f'<metadata><damage xmlns="{hook.DAMAGE_NAMESPACE}"/></metadata>'
+        self.assertEqual(wanted, self._started(XML.format('/p/vm.pcow', inherited)))
+        self._found(*nothing, {'findings': ['lost'], 'accepted': False})
+        self.assertEqual(wanted, self._started(plain))
+        self.assertEqual(wanted, self._started(self.xml))
+        self.assertEqual('', self._started(XML.format('/x', '')))
+
+    def test_domain_that_cannot_be_told_goes_on(self) -> None:
+        for text in ('', '[]', '{"images": [1]}', '{"images": {"a": 1}}', '\xff'):
+            path = self.directory / 'state/scrubs/uuid.json'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding='latin-1')
+            self.assertEqual('', self._started(XML.format('/p/vm.pcow', '')))
+        self._found({'findings': ['lost']})
+        with mock.patch.object(hook, 'program', side_effect=hook.HookError('no pcowctl')):
+            self.assertEqual('', self._started(XML.format('/p/vm.pcow', '')))
+        done = self._run('started', 'begin', xml=f'<domain xmlns="{hook.DAMAGE_NAMESPACE}"')
+        self.assertEqual((0, ''), (done.returncode, done.stdout))
+        self.assertIn('the domain is not told of damage', done.stderr)
 
     def test_what_pcowctl_refuses_is_told(self) -> None:
         self.script('pcowctl', '#!/bin/sh\necho "vm.pcow is open" >&2; exit 1\n')

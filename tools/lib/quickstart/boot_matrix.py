@@ -41,6 +41,8 @@ class Image:
     loader: str  # grub-pc, grub-efi, systemd-boot, uki
     file_system: str  # ext4, xfs, xfs-reflink, btrfs
     start: int = 4 * MIB  # of the root, in sectors
+    size: int = 1024  # MiB
+    options: str = 'defaults'  # that the root is mounted with
 
 
 def _packages(suite: str) -> tuple[str, ...]:
@@ -48,7 +50,11 @@ def _packages(suite: str) -> tuple[str, ...]:
     return debian_image.kernels() if suite == guest.SUITE else ()
 
 
-def _install(suite: str, part: Path) -> None:
+def install(suite: str, packages: tuple[str, ...], part: Path) -> None:
+    """Debian's minimum and some packages into a directory.
+
+    :raises ToolFailed:
+    """
     mirror = apt.mirror(suite)
     environment = [f'{key}={value}' for key, value in apt.proxy_environment().items()]
     # in namespaces of its own, as for debootstrap
@@ -58,10 +64,14 @@ def _install(suite: str, part: Path) -> None:
         *('unshare', '--mount', '--pid', '--fork', '--kill-child', '--mount-proc'),
         *('mmdebstrap', '--quiet', '--mode=root', '--variant=minbase'),
         *(f'--dpkgopt=path-exclude={pattern}' for pattern in _LEFT_OUT),
-        f'--include={",".join(_PACKAGES + _MORE_PACKAGES[suite])}',
+        f'--include={",".join(packages)}',
         *([f'--keyring={mirror.keyring}'] if mirror.keyring else []),
         *(suite, str(part), mirror.uri),
     )
+
+
+def _install(suite: str, part: Path) -> None:
+    install(suite, _PACKAGES + _MORE_PACKAGES[suite], part)
     debian_image.install_kernels(part, _packages(suite), part.parent)
     (part / 'etc/hostname').write_text('pcow-guest\n')
 
@@ -84,23 +94,28 @@ def releases(tree: Path) -> list[str]:
     )
 
 
-def make(image: Image, tree: Path, disk: Path) -> None:
+def make(image: Image, tree: Path, disk: Path, *, own_init: bool = False) -> None:
     """Make a disk image (raw) whose oldest kernel boots, or with GRUB the newest.
 
     :param tree: what :func:`prepare` made of the image's release
+    :param own_init: the image starts what is in it, as a machine that is new; else its init does
+        what it is told on the serial port
     :raises ToolFailed:
     """
     files = disk.with_suffix('.files')
     (files / 'etc/default').mkdir(parents=True)
-    (files / 'usr/sbin').mkdir(parents=True)
     (files / 'etc/default/grub').write_text(debian_image.GRUB_SETTINGS)
-    shutil.copy(debian_image.INIT, files / 'usr/sbin/init')
-    (files / 'usr/sbin/init').chmod(0o755)
+    if own_init:
+        (files / 'etc/machine-id').touch()
+    else:
+        (files / 'usr/sbin').mkdir(parents=True)
+        shutil.copy(debian_image.INIT, files / 'usr/sbin/init')
+        (files / 'usr/sbin/init').chmod(0o755)
     try:
         tool.run(
             *('/usr/bin/unshare', '--mount', str(_SCRIPT), str(tree), str(files), str(disk)),
             *(image.table, image.loader, image.file_system, str(image.start)),
-            releases(tree)[0],
+            *(releases(tree)[0], str(image.size), image.options),
         )
     finally:
         shutil.rmtree(files)

@@ -27,6 +27,7 @@ _ROOT_MIB = 900
 _SECTOR = 512
 _GRUB_SECTOR = 2048  # the partition for GRUB's own use
 ROOT_OFFSET = 4 << 20  # behind that
+ROOT_SECTORS = _ROOT_MIB << 11
 # include/grub/i386/pc/boot.h and diskboot of GRUB: where a sector names the one to read next
 _NEXT_OF_BOOT, _NEXT_OF_CORE = 0x5C, 0x1F4
 _MBR_CODE = 440  # bytes; what follows is the table of partitions
@@ -146,7 +147,7 @@ def _make(part: Path) -> None:
         ['/sbin/sfdisk', '-q', disk],
         input=f'label: gpt\nstart={_GRUB_SECTOR}, size=4096, '
         'type=21686148-6449-6E6F-744E-656564454649\n'
-        f'start={ROOT_OFFSET // _SECTOR}, size={_ROOT_MIB << 11}, '
+        f'start={ROOT_OFFSET // _SECTOR}, size={ROOT_SECTORS}, '
         'type=0FC63DAF-8483-4772-8E79-3D69D8477DE4\n',
         text=True,
         check=True,

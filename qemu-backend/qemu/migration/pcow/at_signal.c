@@ -41,7 +41,7 @@ static void coroutine_fn co_take(void *opaque)
 {
     Last *last = opaque;
 
-    last->created = qmp_pcow_checkpoint_create(last->name, &last->err);
+    last->created = qmp_pcow_checkpoint_create(last->name, false, 0, &last->err);
     last->done = true;
     aio_wait_kick();
 }

@@ -5,7 +5,7 @@
  *   guest   what is done                              a crash here leaves
  *   ------  ----------------------------------------  ----------------------
  *   runs    flush what it has stored, prepare a       nothing
- *           snapshot in each image
+ *           snapshot in each image; wait for disks
  *   stands  freeze each image, serialise the devices  layers that are merged
  *   runs    flush what is frozen; each image has its  snapshots with the name
  *           snapshot; store manifest and devices      of a mark: taken back
@@ -46,6 +46,7 @@ typedef struct Part {
 typedef struct Taking {
     HostMemPcow *home;
     const char *name;
+    uint32_t limit;             /* ms that disks are waited for */
     char *mark;                 /* the name until it is committed */
     int64_t seconds;
     uint32_t nanoseconds;
@@ -208,6 +209,21 @@ static bool has_same_images(Taking *taking, Error **errp)
     return true;
 }
 
+static bool are_disks_busy(Taking *taking, Error **errp)
+{
+    return checkpoint_disks_are_busy();
+}
+
+/* For a moment in which nothing is asked of them, which may never come. */
+static void coroutine_fn await_idle_disks(Taking *taking)
+{
+    int64_t limit = get_clock() + (int64_t)taking->limit * SCALE_MS;
+
+    while (co_call(are_disks_busy, taking, NULL) && get_clock() < limit) {
+        qemu_co_sleep_ns(QEMU_CLOCK_REALTIME, SCALE_MS);
+    }
+}
+
 static bool take(Taking *taking, Error **errp)
 {
     RunState before = runstate_get(), asked;
@@ -215,6 +231,9 @@ static bool take(Taking *taking, Error **errp)
     bool ok, stops;
 
     if (!may_create(taking, errp) || !has_same_images(taking, errp)) {
+        return false;
+    }
+    if (!checkpoint_await_disks(taking->limit, errp)) {
         return false;
     }
     global_state_store();
@@ -358,8 +377,13 @@ static PcowCheckpointCreated *coroutine_fn create(Taking *taking, Error **errp)
 
     hostmem_pcow_co_all_flush_ahead();
     if (!checkpoint_may_begin(errp) || !hostmem_pcow_all_flushed_ahead(errp) ||
-        !prepare_all(taking, errp) || !co_call(take, taking, errp) ||
-        !finish_all(taking, errp) || !commit(taking, errp)) {
+        !prepare_all(taking, errp)) {
+        take_back(taking);
+        return NULL;
+    }
+    await_idle_disks(taking);
+    if (!co_call(take, taking, errp) || !finish_all(taking, errp) ||
+        !commit(taking, errp)) {
         take_back(taking);
         return NULL;
     }
@@ -389,11 +413,13 @@ static bool begin(Taking *taking, Error **errp)
 }
 
 PcowCheckpointCreated *coroutine_fn
-qmp_pcow_checkpoint_create(const char *name, Error **errp)
+qmp_pcow_checkpoint_create(const char *name, bool has_max_wait,
+                           uint32_t max_wait, Error **errp)
 {
     const int64_t now = g_get_real_time();
     Taking taking = {
         .name = name,
+        .limit = has_max_wait ? max_wait : HOSTMEM_PCOW_LIMIT_MS,
         .seconds = now / G_USEC_PER_SEC,
         .nanoseconds = now % G_USEC_PER_SEC * 1000,
     };

@@ -105,6 +105,16 @@ bool checkpoint_is_whole(Error **errp);
 /* No capability is on that is about another way to send RAM. */
 bool checkpoint_check_capabilities(Error **errp);
 
+/* ---- migration/pcow/disks.c ---- */
+
+/* Has anything been asked of a disk that it has not answered? Main loop. */
+bool checkpoint_disks_are_busy(void);
+/*
+ * Wait for that, with the vCPUs stopped, and they stay so: vm_stop() has not to
+ * wait then.  False: the time is over, and they run on.
+ */
+bool checkpoint_await_disks(uint32_t limit_ms, Error **errp);
+
 /* ---- migration/pcow/recovery.c ---- */
 
 /* Around the taking of one, whose marks recovery leaves alone. Main loop. */

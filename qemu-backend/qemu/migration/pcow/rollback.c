@@ -23,6 +23,7 @@
 #include "qemu/yank.h"
 #include "migration/pcow/checkpoint.h"
 #include "migration/yank_functions.h"
+#include "system/cpus.h"
 #include "system/pcow-compat.h"
 #include "system/runstate.h"
 #include "system/system.h"
@@ -234,8 +235,9 @@ static void go_on(RunState before)
     }
 }
 
-PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
-                                                   Error **errp)
+PcowCheckpointReverted *
+qmp_pcow_checkpoint_revert(const char *name, bool has_max_wait,
+                           uint32_t max_wait, Error **errp)
 {
     const int64_t start = get_clock();
     PcowCheckpointReverted *result;
@@ -244,12 +246,17 @@ PcowCheckpointReverted *qmp_pcow_checkpoint_revert(const char *name,
     bool renewed;
     ERRP_GUARD();
 
-    if (!find_target(&target, name, errp)) {
+    if (!find_target(&target, name, errp) ||
+        !checkpoint_await_disks(has_max_wait ? max_wait : HOSTMEM_PCOW_LIMIT_MS,
+                                errp)) {
         checkpoint_free(target.checkpoint);
         return NULL;
     }
     /* An image that is to be empty afterwards is so now: nothing is to mark */
     if (!target.forking && !mark_home(target.home, &target.snapshot, errp)) {
+        if (runstate_is_running()) {
+            resume_all_vcpus();
+        }
         checkpoint_free(target.checkpoint);
         return NULL;
     }

@@ -77,8 +77,9 @@ static void keep_first(void *opaque, enum pcow_finding_kind kind, const char *me
 }
 
 /*
- * Of those that are sealed, which nobody changes meanwhile, also where what is copied stands on
- * them: or what is damaged there would pass into a copy that has no checksums.
+ * Also of what is copied stands on: or what is damaged there would pass into a copy that has no
+ * checksums. Somebody may write to what is not sealed; of that only snapshots have some, which do
+ * not change.
  */
 static int compare_data(pcow_image *image, const struct source_options *options,
                         struct pcow_error *error)
@@ -91,10 +92,11 @@ static int compare_data(pcow_image *image, const struct source_options *options,
         struct pcow_info info;
 
         pcow_get_info(image, &info);
-        if (info.format == 1 || !info.sealed || !info.mirror) {
+        if (info.format == 1 || !info.mirror) {
             continue;
         }
-        r = pcow_check_data(pcow_path(image), options->force_share ? PCOW_CHECK_FORCE_SHARE : 0,
+        r = pcow_check_data(pcow_path(image),
+                            options->force_share || !info.sealed ? PCOW_CHECK_FORCE_SHARE : 0,
                             keep_first, NULL, first, &result, error);
         if (!r && result.corruptions) {
             r = fail(error, -EBADMSG,

@@ -3,13 +3,14 @@
 #include <stdlib.h>
 
 #include "format/target.h"
+#include "interrupt.h"
 #include "report.h"
 #include "unfinished.h"
 
 struct pcow_target {
     struct target target;
     pcow_image *image;
-    bool sealed;
+    bool sealed, checksums;
 };
 
 static int write_image(struct target *target, uint64_t offset, const void *buffer, size_t length,
@@ -24,11 +25,20 @@ static int zero_image(struct target *target, uint64_t offset, uint64_t length,
     return pcow_write_zeroes(((struct pcow_target *)target)->image, offset, length, error);
 }
 
+static int obey(void *opaque, uint64_t done, uint64_t total)
+{
+    (void)opaque;
+    (void)done;
+    (void)total;
+    return interrupt_pending();
+}
+
 static int finish_image(struct target *target, struct pcow_error *error)
 {
     struct pcow_target *pcow = (struct pcow_target *)target;
     int r = pcow_flush(pcow->image, error);
 
+    r = r || !pcow->checksums ? r : pcow_checksum(pcow->image, NULL, true, obey, NULL, error);
     r = r || !pcow->sealed ? r : pcow_seal(pcow->image, error);
     return r ? r : pcow_finish(pcow->image, error);
 }
@@ -73,6 +83,7 @@ int pcow_target_open(const struct target_options *options, struct target **targe
     }
     pcow->target.operations = &operations;
     pcow->sealed = options->sealed;
+    pcow->checksums = options->checksums;
     pcow->target.size = pcow_size(pcow->image);
     *target = &pcow->target;
     return 0;

@@ -40,6 +40,8 @@ struct target_options {
     uint64_t cluster_size;                     /* of a new pcow image; 0: default */
     /* make a template of the pcow image when it is finished */
     bool sealed;
+    /* and checksums of all its data before */
+    bool checksums;
     /* of a new qcow2 image: for "qemu-img create -o"; NULL: none */
     const char *qcow2_options;
 };

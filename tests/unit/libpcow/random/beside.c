@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -20,6 +21,10 @@
 /* without progress, in a pool that can grow, until it does */
 #define STUCK_MS 300u
 #define HANG_MS 20000u                /* without progress at all */
+#define MEBIBYTE (UINT64_C(1) << 20)
+#define GROWTH 8u                      /* MiB at a time */
+#define MAX_POOL 1024u                 /* MiB */
+#define BALLAST "ballast"
 /* rounds of the ticker until a guest that stands still is signalled */
 #define IDLE_ROUNDS 16u
 
@@ -144,6 +149,30 @@ static void check(struct world *world, int ret, int allowed, const char *what)
         wrong(world, "%s returns %d", what, ret);
 }
 
+/* Room for the last snapshot is asked for, taken, lent and given back at any moment. */
+static void call_for_spare(struct world *world, uint64_t *seed)
+{
+    switch (below(seed, 4)) {
+    case 0:
+        check(world, pcow_map_keep_spare(world->map, below(seed, 3), below(seed, 5) << 20, NULL), 0,
+              "pcow_map_keep_spare()");
+        break;
+    case 1:
+        pcow_map_use_spare(world->map, below(seed, 2));
+        break;
+    default:
+        pcow_map_lend_spare(world->map);
+    }
+}
+
+static void find(const struct world *world, uint64_t offset)
+{
+    uint64_t found;
+
+    if (!pcow_map_find(world->map, world->memory + offset, &found) || found != offset)
+        wrong(world, "pcow_map_find() does not know guest offset %llu", (unsigned long long)offset);
+}
+
 static void call_something(struct world *world, uint64_t *seed)
 {
     uint64_t offset = below(seed, world->size / PAGE) * PAGE,
@@ -154,7 +183,7 @@ static void call_something(struct world *world, uint64_t *seed)
     if (length > world->size - offset)
         length = world->size - offset;
     atomic_fetch_add(&figures.called, 1);
-    switch (world->asks ? below(seed, 12) : 2 + below(seed, 8) + 2 * below(seed, 2)) {
+    switch (world->asks ? below(seed, 15) : 2 + below(seed, 11) + 2 * below(seed, 2)) {
     case 0:
         check(world, pcow_map_resolve(world->map, offset, length, false, NULL), 0,
               "pcow_map_resolve() for loads");
@@ -182,7 +211,11 @@ static void call_something(struct world *world, uint64_t *seed)
         check(world, pcow_map_flush(world->map, offset, length, NULL), 0, "pcow_map_flush()");
         break;
     case 6:
-        check(world, pcow_map_trap(world->map, offset, false), 0, "pcow_map_trap() for a load");
+        if (below(seed, 2))
+            check(world, pcow_map_trap(world->map, offset, false), 0, "pcow_map_trap() for a load");
+        else
+            check(world, pcow_map_trap(world->map, offset, true), -ENOSPC,
+                  "pcow_map_trap() for a store");
         break;
     case 7:
         if (world->asks && below(seed, 40) == 0) {
@@ -196,6 +229,13 @@ static void call_something(struct world *world, uint64_t *seed)
         pcow_map_get_stats(world->map, &stats);
         break;
     case 9:
+        call_for_spare(world, seed);
+        break;
+    case 10:
+        find(world, offset);
+        pcow_map_can_store(world->map, offset);
+        break;
+    case 11:
         pcow_map_is_accessible(world->map, offset, below(seed, 2));
         pcow_map_watch_found(world->map, &offset);
         break;
@@ -221,12 +261,31 @@ static void *call(void *opaque)
     return NULL;
 }
 
+/*
+ * A pool of so many MiB: tmpfs has the size that is asked for, elsewhere a file has the rest of
+ * what was free at the beginning of a round.
+ */
 static void grow_pool(const struct world *world, unsigned mebibytes)
 {
-    char options[64];
+    char options[64], path[600];
+    unsigned more = mebibytes - world->place->mebibytes;
 
-    snprintf(options, sizeof options, "size=%um", mebibytes);
-    mount("pcow-test", world->place->directory, "tmpfs", MS_REMOUNT, options);
+    if (world->place->is_tmpfs) {
+        snprintf(options, sizeof options, "size=%um", mebibytes);
+        mount("pcow-test", world->place->directory, "tmpfs", MS_REMOUNT, options);
+    } else if (more == 0) {
+        pool_empty(world, BALLAST);
+        pool_fill_but(world, BALLAST, mebibytes * (unsigned)(MEBIBYTE / PAGE));
+    } else {
+        struct stat status;
+
+        filler_path(world, BALLAST, path, sizeof path);
+        if (stat(path, &status) == 0
+            && truncate(path, status.st_size > (off_t)(GROWTH * MEBIBYTE)
+                                  ? status.st_size - (off_t)(GROWTH * MEBIBYTE)
+                                  : 0))
+            wrong(world, "cannot shrink %s: %d", path, errno);
+    }
 }
 
 /*
@@ -260,8 +319,8 @@ static void *tick(void *opaque)
         sleep_ms(ms);
         idle_ms = progress == seen ? idle_ms + ms : 0;
         seen = progress;
-        if (idle_ms > STUCK_MS && world->place->is_tmpfs && mebibytes < 1024 && round % 32 == 0)
-            grow_pool(world, mebibytes += 8);
+        if (idle_ms > STUCK_MS && mebibytes < MAX_POOL && round % 32 == 0)
+            grow_pool(world, mebibytes += GROWTH);
         if (idle_ms > pace * HANG_MS)
             wrong(world, "nothing goes on");
         signal_guests(world, reached, round % IDLE_ROUNDS == 0);
@@ -274,8 +333,7 @@ void beside_start(struct world *world)
     sigset_t tick_signal;
 
     atomic_store(&world->hold_ticker, false);
-    if (world->place->is_tmpfs)
-        grow_pool(world, world->place->mebibytes);
+    grow_pool(world, world->place->mebibytes);
     world->neighbour = fork();
     if (world->neighbour == 0)
         be_neighbour(world);

@@ -12,10 +12,10 @@ static const struct {
     const char *name, *make;
     unsigned mebibytes;
 } file_systems[] = {
-    {"ext4-4k", "mkfs.ext4 -q -F -b 4096", 64},
-    {"ext4-1k", "mkfs.ext4 -q -F -b 1024", 64},
-    {"xfs", "mkfs.xfs -q -f", 320},
-    {"xfs-1k", "mkfs.xfs -q -f -b size=1024", 320},
+    {"ext4-4k", "mkfs.ext4 -q -F -m 0 -b 4096", 320},
+    {"ext4-1k", "mkfs.ext4 -q -F -m 0 -b 1024", 320},
+    {"xfs", "mkfs.xfs -q -f", 512},
+    {"xfs-1k", "mkfs.xfs -q -f -b size=1024", 512},
 };
 
 static bool run(const char *command)

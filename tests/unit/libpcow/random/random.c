@@ -3,9 +3,12 @@
  * Random work on maps against a model of what they must hold, in pools that are often full.
  * Environment:
  *
- *   PCOW_RANDOM_SECONDS   how long, over all places; PCOW_RANDOM_PLACES   which, by name, separated by commas
- *   PCOW_RANDOM_POOL      instead of those places: a directory, as on a file system with DAX; what is free there is used
- *   PCOW_TEST_SEED        of the first round; PCOW_RANDOM_ROUNDS   end after so many in each place
+ *   PCOW_RANDOM_SECONDS   how long, over all places
+ *   PCOW_RANDOM_PLACES    which, by name, separated by commas
+ *   PCOW_RANDOM_POOL      instead of those places: a directory, as on a file system with DAX; what
+ *                         is free there is used
+ *   PCOW_TEST_SEED        of the first round
+ *   PCOW_RANDOM_ROUNDS    end after so many in each place
  *
  * What goes on beside the guests is not repeated to the instant by a seed; of what it has found it
  * comes to most again within a few rounds.
@@ -36,10 +39,10 @@ struct figures figures;
 
 static const struct place places[] = {
     {.name = "tmpfs", .is_tmpfs = true, .mebibytes = 40},
-    {.name = "ext4-4k"},
-    {.name = "ext4-1k"},
-    {.name = "xfs"},
-    {.name = "xfs-1k"},
+    {.name = "ext4-4k", .mebibytes = 56},
+    {.name = "ext4-1k", .mebibytes = 56},
+    {.name = "xfs", .mebibytes = 56},
+    {.name = "xfs-1k", .mebibytes = 56},
 };
 
 #define PLACES (sizeof places / sizeof *places)
@@ -115,14 +118,15 @@ static int run_place(struct place place, const char *directory, double seconds, 
         world_end(&world);
         random_next(&seed);
     }
-    printf("%s (%s): %llu rounds, %llu steps, %llu stores and %llu that found no space, %llu "
-           "loads, %llu in handlers, "
-           "%llu calls beside them, checksums of %llu MiB\n",
+    printf("%s (%s): %llu rounds, %llu steps, %llu stores, %llu that found no space and %llu "
+           "that waited for it, %llu loads, %llu in handlers, %llu calls beside them, checksums of "
+           "%llu MiB\n",
            place.name, pcow_persistence_name(figures.persistence),
            (unsigned long long)figures.rounds, (unsigned long long)figures.steps,
            (unsigned long long)figures.stores, (unsigned long long)figures.refused,
-           (unsigned long long)figures.loads, (unsigned long long)figures.handled,
-           (unsigned long long)figures.called, (unsigned long long)figures.verified >> 20);
+           (unsigned long long)figures.waited, (unsigned long long)figures.loads,
+           (unsigned long long)figures.handled, (unsigned long long)figures.called,
+           (unsigned long long)figures.verified >> 20);
     fflush(stdout);
     return 0;
 }
@@ -137,9 +141,11 @@ static int run_pool(const char *pool, double seconds, uint64_t seed)
         fprintf(stderr, "PCOW_RANDOM_POOL=%s: no directory can be made there\n", pool);
         return 1;
     }
-    ret = run_place((struct place){.name = pool, .is_given = true}, directory, seconds, seed);
+    ret = run_place((struct place){.name = pool, .is_given = true, .mebibytes = 56}, directory,
+                    seconds, seed);
     pool_remove(directory, "filler");
     pool_remove(directory, "neighbour");
+    pool_remove(directory, "ballast");
     rmdir(directory);
     return ret;
 }

@@ -65,6 +65,11 @@ void world_map(struct world *world)
 
 void world_unmap(struct world *world)
 {
+    struct pcow_map_stats stats;
+
+    pcow_map_get_stats(world->map, &stats);
+    if (world->policy == PCOW_FULL_WAIT)
+        atomic_fetch_add(&figures.waited, stats.pool_full_waits);
     pcow_map_destroy(world->map);
     world->map = NULL;
 }
@@ -85,10 +90,9 @@ static void choose(struct world *world)
     if (below(&world->seed, 2))
         world->engine = PCOW_ENGINE_MINOR;
     world->asks = below(&world->seed, world->engine == PCOW_ENGINE_MINOR ? 4 : 2) == 0;
-    world->policy =
-        world->place->is_tmpfs && below(&world->seed, 3) == 0 ? PCOW_FULL_WAIT : PCOW_FULL_FAIL;
+    world->policy = below(&world->seed, 3) == 0 ? PCOW_FULL_WAIT : PCOW_FULL_FAIL;
 #ifdef __SANITIZE_THREAD__
-    world->policy = world->place->is_tmpfs ? PCOW_FULL_WAIT : PCOW_FULL_FAIL;
+    world->policy = PCOW_FULL_WAIT;
 #endif
     world->budget =
         below(&world->seed, 4) == 0

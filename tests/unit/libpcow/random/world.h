@@ -92,7 +92,7 @@ struct world {
 
 /* Figures of all rounds. */
 struct figures {
-    _Atomic uint64_t rounds, steps, stores, loads, refused, handled, called, verified;
+    _Atomic uint64_t rounds, steps, stores, loads, refused, waited, handled, called, verified;
     enum pcow_persistence persistence;
 };
 

@@ -18,6 +18,7 @@ from pcow_driver.copies import transfer
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import registry
+from pcow_driver.pools import scrubs
 from tests.unit.pcow_driver import base
 
 MIB = units.MIB
@@ -75,6 +76,26 @@ class SealedTest(base.TestCase):
         self.io(path, 'write -P 2 64k 64k')
         self.arrives(path)
 
+    def test_checksums_of_what_is_made_one_file(self) -> None:
+        """A template has them where it arrives, too."""
+        below = self.here.create_image('below', size=8 * MIB)
+        self.io(below, 'write -P 1 0 64k')
+        image.seal(below, checksums=True)
+        path = self.here.create_image('t', base='below')
+        self.io(path, 'write -P 2 2M 64k')
+        self.arrives(path)
+        found = image.check_data(self.there.existing_path('t'))
+        self.assertEqual((2 * 64 << 10, 0), (found.data_verified, found.data_without))
+        # but none of damaged data: they would call it whole
+        base.flip(below)
+        stream = io.BytesIO()
+        transfer.send(path, stream, accept_damage=True)
+        self.assertIn(b'"damaged": true', stream.getvalue().partition(b'\n')[0])
+        stream.seek(0)
+        found = image.check_data(transfer.receive(self.there, 'damaged', stream))
+        self.assertEqual(0, found.data_verified)
+        self.assertEqual(['damaged'], scrubs.read(self.there.uuid).damaged())
+
     def test_on_a_template_of_the_image_service(self) -> None:
         """Whoever receives it could not put another below: it is sealed."""
         below = self.here.create_image(OF_THE_SERVICE, size=2 * MIB)
@@ -121,6 +142,13 @@ class SealedTest(base.TestCase):
             stream.seek(0)
             transfer.receive(self.there, name, stream)
         self.assertEqual(['t.pcow', 'top.pcow'], sorted(self.there.entries()))
+        # it is known there from the beginning, also of what was made one file without checksums
+        known = scrubs.read(self.there.uuid)
+        self.assertEqual(['t', 'top'], known.damaged())
+        self.assertIn('not what its checksum was made of', known.images['t'].findings[0])
+        self.assertIn('it was made of damaged data', known.images['top'].findings[0])
+        for name in ('top', 't'):
+            self.assertRaises(exception.ImageDamaged, self.there.create_image, 'new', base=name)
 
     def test_damage_on_the_way_of_what_was_sent_as_it_is(self) -> None:
         """What is accepted is the damage that was there when it was sent."""

@@ -384,21 +384,6 @@ class WatchTest(base.TestCase):
         self.look()
         self.assertEqual((command, {}), self.found.asked[-1])
 
-    def test_no_room_for_the_last_moment(self) -> None:
-        """It is said once, and asked again later: others may give some back."""
-        error = exception.NoRoom(name='p', size='8M', provisioned='1G', limit='1G', overcommit=1.0)
-        told = mock.Mock(side_effect=[error, error, None])
-        with (
-            mock.patch('pcow_driver.fixation.at_signal.tell', told),
-            self.assertLogs('pcow_driver.fixation.watch', 'WARNING') as said,
-        ):
-            for seconds, times in ((0, 1), (30, 1), (31, 2), (61, 3), (61, 3)):
-                self.now += seconds
-                self.look()
-                self.assertEqual(times, told.call_count)
-        self.assertEqual(1, len(said.output))
-        self.assertIn('more cannot be provisioned in the pool p', said.output[0])
-
     def test_the_host_was_started_again(self) -> None:
         """What was fixated goes on; in one that has not gone down yet it stays off."""
         self.found.is_active = False

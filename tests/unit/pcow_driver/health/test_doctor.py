@@ -11,6 +11,7 @@ from pathlib import Path
 import pwd
 import socket
 import struct
+import subprocess
 
 import fixtures
 
@@ -488,6 +489,25 @@ class ImagesTest(DoctorTestCase):
             file.write(bytes(4096))
         found = [item for item in doctor._check_pools() if item.check == 'images of pool p']
         self.one(lambda: iter(found), ADVICE, '1 cannot be read: broken', 'image delete --force')
+
+    def test_images_without_a_mirror(self) -> None:
+        """The operator is led to the way to one."""
+        programs = Path(os.environ.get('PCOW_BIN_DIR', base.TOP / 'build/bin'))
+        self.configure(pcow_img=str(programs / 'pcow-img'))
+        pool = registry.PoolRegistry().create('p', str(self.directory / 'p'))
+        pool.create_image('new', size=2 * _MIB)
+        self.assertEqual([], pool.without_mirror())
+        path = pool.image_path('old')
+        create = [str(programs / 'pcow-img'), 'create', '-q', '-o', 'mirror=off', path, '2M']
+        subprocess.run(create, check=True)
+        self.one(
+            lambda: doctor._check_images(pool),
+            ADVICE,
+            '1 have no mirror of their metadata: old',
+            'pcow-img amend -o mirror=on',
+        )
+        subprocess.run([programs / 'pcow-img', 'amend', '-q', '-o', 'mirror=on', path], check=True)
+        self.assertEqual([], list(doctor._check_images(pool)))
 
     def test_image_that_is_larger_than_all_that_its_pool_can_promise(self) -> None:
         """As a guest that has broken out of its QEMU may have it."""

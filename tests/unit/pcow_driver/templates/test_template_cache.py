@@ -24,6 +24,7 @@ from pcow_driver.pools import scrubs
 from pcow_driver.pools import settings as settings_module
 from pcow_driver.templates import template
 from pcow_driver.templates import template_cache
+from pcow_driver.virt import notices
 from tests.unit.pcow_driver import base
 
 _SOURCE = template_cache.SourceImage(
@@ -78,7 +79,12 @@ class TemplateCacheTest(base.TestCase):
         self.damage(name)
         self.use()  # it was compared just now
         self.assertEqual(1, self.fetches)
-        with mock.patch.object(template_cache, '_COMPARE_AGAIN', 0.0):
+        # as if it were a day later
+        with mock.patch.object(template_cache, '_COMPARED', template_cache._Compared()):
+            self.configure(compare_templates_after=0)
+            self.use()
+            self.assertEqual(1, self.fetches)
+            self.configure(compare_templates_after=86400)
             self.use()
             self.assertEqual(2, self.fetches)
             self.use()
@@ -91,9 +97,11 @@ class TemplateCacheTest(base.TestCase):
         self.damage(name)
         with (
             mock.patch.object(template_cache, '_COMPARED', template_cache._Compared()),
+            mock.patch.object(notices, 'tell') as tell,
             self.assertRaisesRegex(exception.ImageDamaged, 'so nothing new may stand on it'),
         ):
             self.use()
+        tell.assert_called_once_with(self.pool)  # a server may run on it
         self.assertEqual(1, self.fetches)
         # and then again, until somebody accepts it
         for _run in range(2):

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ET
 
 from pcow_driver.common import exception
 from pcow_driver.common import units
+from pcow_driver.virt import disk_xml
 from pcow_driver.virt import domain_xml
 from pcow_driver.virt import libvirt_xml
 from tests.unit.pcow_driver import base
@@ -150,6 +151,33 @@ class DomainTest(base.TestCase):
             assert element is not None
             self.assertEqual(value, element.get(attribute))
 
+    def test_a_seed_takes_the_next_name(self) -> None:
+        seed = {'seed': '/seeds/web1.iso'}
+        disk = disk_xml.Disk(path='/pool/vm.pcow', size=66 * units.MIB)
+        uuid = '6d0f2b5e-7c1a-4e39-9b54-0a1f6c3d8e27'
+        for name, changes in (
+            ('vda', seed),
+            ('vdb', seed | {'carrier_disk': '/pool/state.qcow2'}),
+            ('vdb', seed | {'nvdimms': (), 'kernel': None, 'disks': [disk], 'uuid': uuid}),
+        ):
+            (found,) = [
+                one
+                for one in self._root(**changes).findall('devices/disk')
+                if one.find('readonly') is not None
+            ]
+            target = found.find('target')
+            assert target is not None
+            self.assertEqual({'dev': name, 'bus': 'virtio'}, target.attrib)
+
+    def test_what_the_guest_reports_free_goes_back_to_the_host(self) -> None:
+        for ram, attributes in (
+            (None, {'model': 'virtio', 'freePageReporting': 'on'}),
+            # it would stay in the image
+            ('/pool/vm-ram.pcow', {'model': 'none'}),
+        ):
+            (balloon,) = self._root(ram=ram).findall('devices/memballoon')
+            self.assertEqual(attributes, balloon.attrib)
+
     def test_ram_on_an_image(self) -> None:
         """What libvirt 9.0 takes: the file for the RAM is its own choice."""
         root = self._root(ram='/pool/a & <b>-ram.pcow')
@@ -174,6 +202,7 @@ class DomainTest(base.TestCase):
             {'nvdimms': []},
             {'kernel': 'vmlinuz'},
             {'initrd': './i'},
+            {'seed': 'seed.iso'},
             {'ram': 'vm-ram.pcow'},
             {'ram': '/pool/vm-ram.pcow', 'memory': units.GIB + units.MIB},
         )

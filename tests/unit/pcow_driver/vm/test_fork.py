@@ -108,7 +108,7 @@ class RefusalTest(recorded.TestCase):
         self.recorded.generation_id = True
         made: list[Path] = []
 
-        def make(_path: str, _snapshot: str, name: str) -> str:
+        def make(_path: str, _snapshot: str, name: str, **_options: int) -> str:
             made.append(self.directory / f'{name}.pcow')
             made[-1].touch()
             return str(made[-1])

@@ -24,6 +24,7 @@ import time
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
+from pcow_driver.copies import fork
 from pcow_driver.images import image
 from tools.lib.bench.guest import console
 from tools.lib.bench.guest import disks
@@ -149,7 +150,9 @@ class Pcow(InPlace):
         """Those of a child, on the checkpoint."""
         files = tuple(path.parent / f'{name}-{path.name}' for path in self.files)
         for child, path in zip(files, self.files, strict=True):
-            image.create_overlay(str(child), str(path), base_snapshot=_NAME)
+            image.create_overlay(
+                str(child), str(path), base_snapshot=_NAME, cluster_size=fork.VM_CLUSTER_SIZE
+            )
         return files
 
     def fork(self, name: str, files: tuple[Path, ...]) -> console.Guest:
