@@ -228,9 +228,10 @@ class DomainTest(LibvirtCallCase):
         self.assertEqual(['suspend', 'resume'], other.calls)
 
     def test_started(self) -> None:
-        def create(_flags: int) -> None:
+        def create(_flags: int) -> int:
             self.standing.wait()
             self.recorded.calls.append('create')
+            return 0
 
         def work() -> None:
             with self.found.started():
