@@ -683,17 +683,14 @@ class Domain:
             raise
         try:
             yield
-        except exception.NoAnswer as e:
+        except BaseException as e:
             self._resume_after(e)
-            raise
-        except BaseException:
-            self._domain.resume()
             raise
         self._domain.resume()
 
-    def _resume_after(self, error: exception.NoAnswer) -> None:
-        """One of several that were paused has not answered, perhaps this one, and perhaps before
-        another one that has not either.
+    def _resume_after(self, error: BaseException) -> None:
+        """Where this is one of several, it may have given no answer before another one has failed
+        to go on.
         """
         own = _own_call(error, self.name)
         if own is not None:
