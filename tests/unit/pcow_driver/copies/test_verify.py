@@ -123,19 +123,19 @@ class VerifyTest(base.TestCase):
         """
         self.forget()
         compared: list[int] = []
-        now = 0
+        passed = [0]
 
         def compare(path: str, *, sealed: bool, rate: int = 0) -> scrubs.Result:
-            compared.append(now)
+            compared.append(*passed)
             return scrubs.Result(1, '2026-01-01T00:00:00+00:00', problem=problem)
 
         refused = exception.PcowError(reason="it is root's")
         with (
             mock.patch.object(scrubs, 'compare', compare),
             mock.patch.object(scrubs, 'put', side_effect=refused),
-            mock.patch.object(verify.time, 'monotonic', lambda: now * 3600.0),
+            mock.patch.object(verify.time, 'monotonic', lambda: passed[0] * 3600.0),
         ):
-            for now in hours:
+            for passed[0] in hours:
                 verify.compare_if_due(self.pool, 'top')
         return compared
 
