@@ -8,6 +8,7 @@ on.
 
 from collections.abc import Iterator
 import contextlib
+import functools
 import os
 from pathlib import Path
 import random
@@ -25,12 +26,14 @@ from pcow_driver.pools import capacity
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
+from pcow_driver.pools import room
 from pcow_driver.pools import staging
 from pcow_driver.snapshots import attached
 from pcow_driver.snapshots import trash
 from pcow_driver.templates import template
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import process
+from pcow_driver.vm import state_room
 from tests.unit.pcow_driver import base
 
 MIB = units.MIB
@@ -203,6 +206,9 @@ class ProvisionedTest(base.TestCase):
     ) -> None:
         """What QEMU keeps for the last moment, and that moment."""
         with self.little(pool, chance), self.machine(one) as vm:
+            spare = functools.partial(state_room.of_spare, vm)
+            with room.for_more(one.path, beside=spare):  # else it is not protected
+                pass
             at_signal.keep(vm, 'last-')
             self.check_figures(pool)
             self.assertEqual(
