@@ -133,7 +133,7 @@ class VerifyTest(base.TestCase):
         with (
             mock.patch.object(scrubs, 'compare', compare),
             mock.patch.object(scrubs, 'put', side_effect=refused),
-            mock.patch.object(verify.time, 'monotonic', lambda: passed[0] * 3600.0),
+            mock.patch('pcow_driver.copies.verify.time.monotonic', lambda: passed[0] * 3600.0),
         ):
             for passed[0] in hours:
                 verify.compare_if_due(self.pool, 'top')
