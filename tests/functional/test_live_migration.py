@@ -5,6 +5,7 @@ while it goes on.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 import random
 import time
