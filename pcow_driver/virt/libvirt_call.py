@@ -76,8 +76,14 @@ def call(
     :param function: takes no lock of Python, and logs nothing: to green threads its thread is none
     :param seconds: math.inf: until it ends
     :raises NoAnswer:
+    :raises LibvirtFailed: so many calls were given up that there is no room for another one
     """
-    made = _Call(function, arguments)
+    try:
+        made = _Call(function, arguments)
+    except (OSError, RuntimeError) as e:  # calls that were given up have descriptors and threads
+        raise exception.LibvirtFailed(
+            uri=conf.CONF.pcow.libvirt_uri, reason=f'there is no thread to ask it by: {e}'
+        ) from None
     end = time.monotonic() + seconds
     with contextlib.closing(made):
         try:

@@ -5,6 +5,7 @@ while it goes on.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 import random
 import time
@@ -363,6 +364,15 @@ class InterruptedTest(MigrationTestCase):
                 self.assertEqual([], destination.names())
                 destination.quit()
 
+    @staticmethod
+    def _has_open(vm: qemu.Qemu, path: Path) -> bool:
+        """Whether it has it open: what was cancelled is given up some moments later."""
+        for entry in Path(f'/proc/{vm.process.pid}/fd').iterdir():
+            with contextlib.suppress(OSError):
+                if entry.readlink() == path:
+                    return True
+        return False
+
     def test_backend_that_no_device_uses(self) -> None:
         """It may be deleted meanwhile: it goes when the migration has ended."""
         target, spare = self.prepare_there(), self.create('here/spare.pcow', SIZE)
@@ -386,6 +396,9 @@ class InterruptedTest(MigrationTestCase):
                 time.sleep(0.5)
                 source.qmp('migrate_cancel')
                 self.assertEqual('cancelled', self.wait(source)['status'])
+            end = time.monotonic() + 10
+            while self._has_open(source, spare) and time.monotonic() < end:
+                time.sleep(0.05)
             self.img('snapshot', '-c', 'not locked any more', spare)
             source.quit()
         self.assert_clean(self.image, spare)

@@ -21,6 +21,7 @@ import unittest
 import uuid
 
 from pcow_driver.images import info_block
+from pcow_driver.virt import domain
 
 TOP = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get('PCOW_BIN_DIR') or TOP / 'build/bin').resolve()
@@ -261,6 +262,19 @@ class LifeTest(TestCase):
             xml = self.ctl(*command, *options)
             self.assertRegex(xml, rf'<source file="{seed}" ?/>')
             self.assertRegex(xml, r'<readonly ?/>')
+
+    def test_domain_xml_with_a_virtio_pmem(self) -> None:
+        """That this host's libvirt cannot start it is said, and the XML is printed all the same."""
+        self.make_template()
+        self.ctl('image', 'create', 'p/vm', '--template', 't')
+        kernel = self.make_raw('vmlinuz', 4096)
+        done = self.run_program(
+            *self.command('domain-xml', 'p/vm', '--emulator', '/opt/qemu', '--kernel', kernel),
+            *('--device', 'virtio-pmem'),
+        )
+        self.assertIn('<memory model="virtio-pmem"', done.stdout)
+        check = self.assertNotIn if domain.starts_virtio_pmem() else self.assertIn
+        check('too old to start a guest with a virtio-pmem', done.stderr)
 
     def test_domain_xml_with_the_boot_shim(self) -> None:
         self.make_template()

@@ -107,15 +107,15 @@ static bool set_size(const struct volume *volume, uint64_t size)
  */
 static bool try_dax(struct volume *volume, const char *device, const char *directory)
 {
+    /* at once, as the kernel says it aloud if it cannot */
+    volume->cut = volume->partition && volume->size % PAGE
+                  && set_size(volume, volume->size / PAGE * PAGE);
     if (try_mount(volume, device, directory, true))
         return true;
-    if (!volume->partition || volume->size % PAGE == 0
-        || !set_size(volume, volume->size / PAGE * PAGE))
-        return false;
-    volume->cut = try_mount(volume, device, directory, true);
-    if (!volume->cut)
+    if (volume->cut)
         set_size(volume, volume->size);
-    return volume->cut;
+    volume->cut = false;
+    return false;
 }
 
 /* It is said once, and not tried again while the shim waits for other disks. */

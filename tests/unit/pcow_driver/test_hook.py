@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 import pwd
+import shutil
 import stat
 import subprocess
 import sys
@@ -613,6 +614,22 @@ class DisksTest(base.TestCase):
         done = self._run('started', 'begin', xml=f'<domain xmlns="{hook.DAMAGE_NAMESPACE}"')
         self.assertEqual((0, ''), (done.returncode, done.stdout))
         self.assertIn('the domain is not told of damage', done.stderr)
+
+    def test_what_a_service_has_put_there(self) -> None:
+        """One that was taken over holds up no start, nor leads root elsewhere."""
+        self._found({'findings': ['lost']})
+        (real,) = (self.directory / 'state/scrubs').glob('*.json')
+        elsewhere = self.directory / 'elsewhere'
+        real.rename(elsewhere)
+        plain = XML.format('/p/vm.pcow', '')
+        for put in (os.mkfifo, lambda path: os.symlink(elsewhere, path), os.mkdir):
+            put(real)
+            self.assertEqual('', self._started(plain))
+            shutil.rmtree(real) if real.is_dir() and not real.is_symlink() else real.unlink()
+        real.write_text('[' * 100000)
+        self.assertEqual('', self._started(plain))
+        elsewhere.rename(real)
+        self.assertIn('tell-damage', self._started(plain))
 
     def test_what_pcowctl_refuses_is_told(self) -> None:
         self.script('pcowctl', '#!/bin/sh\necho "vm.pcow is open" >&2; exit 1\n')

@@ -5,6 +5,8 @@ import dataclasses
 import os
 from pathlib import Path
 import subprocess
+import threading
+import time
 from unittest import mock
 
 from pcow_driver.common import exception
@@ -114,6 +116,59 @@ class VerifyTest(base.TestCase):
     def forget(self) -> None:
         """As another process, or the next command."""
         verify._LOOKED_AT.clear()
+
+    def compared_at(self, *hours: int, problem: str = '') -> list[int]:
+        """When it is compared by a service that may note nothing, which makes something on it at
+        each of these.
+        """
+        self.forget()
+        compared: list[int] = []
+        passed = [0]
+
+        def compare(path: str, *, sealed: bool, rate: int = 0) -> scrubs.Result:
+            compared.append(*passed)
+            return scrubs.Result(1, '2026-01-01T00:00:00+00:00', problem=problem)
+
+        refused = exception.PcowError(reason="it is root's")
+        with (
+            mock.patch.object(scrubs, 'compare', compare),
+            mock.patch.object(scrubs, 'put', side_effect=refused),
+            mock.patch('pcow_driver.copies.verify.time.monotonic', lambda: passed[0] * 3600.0),
+        ):
+            for passed[0] in hours:
+                verify.compare_if_due(self.pool, 'top')
+        return compared
+
+    def test_each_day_once(self) -> None:
+        """However often, and not at all as long as it cannot be read."""
+        self.assertEqual([0, 24], self.compared_at(0, 1, 13, 23, 24, 36, 47))
+        self.assertEqual([0, 1, 2], self.compared_at(0, 1, 2, problem='Input/output error'))
+
+    def test_several_at_once(self) -> None:
+        """One compares, the others wait for what it finds."""
+        compared: list[str] = []
+
+        def compare(path: str, *, sealed: bool, rate: int = 0) -> scrubs.Result:
+            compared.append(path)
+            time.sleep(0.2)
+            return scrubs.Result(os.stat(path).st_ino, '2026-01-01T00:00:00+00:00')
+
+        ends: list[float] = []
+
+        def make() -> None:
+            verify.compare_if_due(self.pool, 'top')
+            ends.append(time.monotonic())
+
+        self.forget()
+        begun = time.monotonic()
+        with mock.patch.object(scrubs, 'compare', compare):
+            threads = [threading.Thread(target=make) for _ in range(4)]
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+        self.assertEqual(1, len(compared))
+        self.assertGreater(min(ends), begun + 0.2)
 
     def test_template_that_nobody_has_looked_at(self) -> None:
         """By whoever makes something on it, once a day."""

@@ -105,6 +105,32 @@ class LibvirtCallTest(LibvirtCallCase):
         libvirt_call.afterwards(error, undone.append)
         self.until(lambda: undone == ['done', 'done'])
 
+    def test_all_of_its_ram(self) -> None:
+        """What is written or read so takes as long as it takes."""
+
+        class Fake:
+            def snapshotCreateXML(self, words: str) -> str:  # noqa: N802
+                time.sleep(LIMIT + 0.5)
+                return words
+
+        found = libvirt_call.Proxy(Fake(), 'vm')
+        with mock.patch.object(libvirt_call, '_LONG', 1):
+            self.assertEqual('x', found.snapshotCreateXML('x'))
+
+    def test_await_undone(self) -> None:
+        """A program that ends does not before that."""
+        said: list[str] = []
+        undone: list[object] = []
+        libvirt_call.await_undone(said.append)
+        self.assertEqual([], said)
+        error = self.no_answer(lambda: self.ask(self.standing.wait))
+        libvirt_call.afterwards(error, undone.append)
+        threading.Timer(0.5, self.standing.go_on).start()
+        libvirt_call.await_undone(said.append)
+        self.assertEqual([None], undone)
+        self.assertEqual(1, len(said))
+        self.assertIn('Ctrl-C', said[0])
+
     def test_signal(self) -> None:
         """What was begun ends before its caller undoes it; a second signal does not wait."""
         ended: list[str] = []
@@ -226,6 +252,23 @@ class DomainTest(LibvirtCallCase):
 
         self.no_answer(work, 'the domain vm')
         self.assertEqual(['suspend', 'resume'], other.calls)
+
+    def test_paused_with_another_one_that_fails(self) -> None:
+        """It goes on when it answers, though the other one was not let run."""
+        other = test_domain.RecordedDomain(self.recorded.paths, True)
+
+        def refuse() -> None:
+            raise LookupError('it does not run on')
+
+        def work() -> None:
+            with self.found.paused(), domain.Domain(other, 'other').paused():
+                self.found.snapshot_create('s1')
+
+        with mock.patch.object(other, 'resume', refuse):
+            self.assertRaises(LookupError, work)
+        self.assertEqual(['suspend'], self.recorded.calls)
+        self.standing.go_on()
+        self.until(lambda: self.recorded.calls == ['suspend', 'query-status', 'resume'])
 
     def test_started(self) -> None:
         def create(_flags: int) -> int:
