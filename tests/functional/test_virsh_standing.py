@@ -72,7 +72,7 @@ class StandingTest(libvirt_vm.HostTestCase):
             asked()
         self.assertLess(time.monotonic() - begun, LIMIT + BESIDE)
         self.assertIn(
-            f'the domain {self.guest.name} does not answer: {call} ', str(caught.exception)
+            f'the domain {self.guest.name} does not answer: {call}', str(caught.exception)
         )
         self.assertIn('virsh destroy', str(caught.exception))
 
@@ -97,11 +97,11 @@ class StandingTest(libvirt_vm.HostTestCase):
         pool = registry.PoolRegistry().find(os.path.dirname(self.path))
         assert pool is not None
         self.stand()
-        self.no_answer(lambda: attached.snapshot_create(self.path, 's1'), 'query-status')
+        self.no_answer(lambda: attached.snapshot_create(self.path, 's1'), 'query-')
         with self.found() as found:
-            self.no_answer(lambda: checkpoint.take(found, 'c1'), 'query-status')
+            self.no_answer(lambda: checkpoint.take(found, 'c1'), 'query-')
             wanted = clone.Clone(pool, self.guest.image.stem, pool, 'copy', libvirt_vm.PMEM)
-            self.no_answer(lambda: clone.clone([wanted], max_chain=8), 'query-status')
+            self.no_answer(lambda: clone.clone([wanted], max_chain=8), 'query-')
         self.goes_on()
         self.assertFalse(os.path.exists(pool.image_path('copy')))
 
