@@ -16,6 +16,7 @@ from oslo_log import log as logging
 
 from pcow_driver.common import conf
 from pcow_driver.common import exception
+from pcow_driver.common import immutable
 from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import model
@@ -27,7 +28,8 @@ from pcow_driver.virt import notices
 
 LOG = logging.getLogger(__name__)
 
-_Key = tuple[int, int]  # device and inode of the top of a chain
+# Device, inode and UUID of the top of a chain: another file may have the inode of one that is gone.
+_Key = tuple[int, int, str | None]
 _LOOKED_AT: dict[_Key, float] = {}  # time.monotonic()
 _COMPARES: dict[_Key, threading.Lock] = {}
 
@@ -145,11 +147,13 @@ def _compare_templates(pool: pool_module.Pool, path: str, counts: int) -> bool:
 
 
 def _key(path: str) -> _Key | None:
+    """None: it cannot be read, as who makes something on it says."""
     try:
-        status = os.stat(path)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), 'rb') as top:
+            status = os.fstat(top.fileno())
+            return status.st_dev, status.st_ino, immutable.uuid_of(top.fileno())
     except OSError:
         return None
-    return status.st_dev, status.st_ino
 
 
 def _was_looked_at(key: _Key, counts: int) -> bool:
