@@ -46,9 +46,10 @@ class BootShimTest(boot_guest.BootTestCase):
 
     def two_entries(self, before: str = '') -> str:
         """A configuration: the older kernel is the first one, by default."""
+        words = f'root=UUID={debian_image.ROOT_UUID} ro quiet no_timer_check'
         entries = [
             f'''menuentry {name} --id {name}-id {{
-    linux /boot/vmlinuz-{release} root=UUID={debian_image.ROOT_UUID} ro quiet no_timer_check pcow.entered={name}
+    linux /boot/vmlinuz-{release} {words} pcow.entered={name}
     initrd /boot/initrd.img-{release}
 }}
 '''
