@@ -77,7 +77,7 @@ class CheckpointTest(CheckpointTestCase):
         pid, lost = guest.pid(), guest.mark('lost')
         self.assertGreater(lost.generation, first.generation)
 
-        self.revert_in_place(guest, first, lost)
+        self.revert_in_place(guest, first)
         self.assertEqual(pid, guest.pid())
         guest.mark('second')
         self.vm('checkpoint', guest.name, 'hot')
@@ -93,15 +93,14 @@ class CheckpointTest(CheckpointTestCase):
         self.assertNotEqual(pid, guest.pid())
         self.delete(guest)
 
-    def revert_in_place(
-        self, guest: libvirt_vm.Guest, first: libvirt_vm.Report, lost: libvirt_vm.Report
-    ) -> None:
-        """Behind its own mark, and in front of what came later."""
+    def revert_in_place(self, guest: libvirt_vm.Guest, first: libvirt_vm.Report) -> None:
+        """Behind its own mark; that what came later is lost, its mark says. How far it has come
+        since depends on the machine.
+        """
         guest.reports()
         self.vm('revert', guest.name, 'warm')
         report = self.assert_goes_on(guest, 'first')
         self.assertGreaterEqual(report.generation, first.generation)
-        self.assertLess(report.generation, lost.generation)
 
     def paused(self, guest: libvirt_vm.Guest) -> None:
         self.host.virsh('suspend', guest.name)
