@@ -2,7 +2,8 @@
 /*
  * LD_PRELOAD: the kernel's word that memory is lost (BUS_MCEERR_AO), for as many pages at once as
  * the test asks for. Only the process itself may send that, so a thread in it does: a line
- * "ADDRESS TIMES" of the FIFO that POISON names is a burst, of the pages of 2 MiB in turn.
+ * "ADDRESS TIMES" of the FIFO that POISON names is a burst, of the pages of 2 MiB in turn. When it
+ * is over there is a file with the name of the FIFO and ".end".
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -36,9 +37,13 @@ static void *serve(void *opaque)
     FILE *fifo = fopen(opaque, "r+");
     uintptr_t address;
     unsigned times;
+    char end[4096];
 
-    while (fifo && fscanf(fifo, "%lx %u", &address, &times) == 2)
+    snprintf(end, sizeof(end), "%s.end", (const char *)opaque);
+    while (fifo && fscanf(fifo, "%lx %u", &address, &times) == 2) {
         burst(address, times);
+        fclose(fopen(end, "w"));
+    }
     return NULL;
 }
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 import re
 import subprocess
+import time
 from unittest import mock
 
 from tests.functional import images
@@ -35,6 +36,12 @@ class LostAtOnceTest(backend.QemuTestCase):
     def lose(self, vm: qemu.Qemu, times: int) -> None:
         """As the kernel tells it, of 2 MiB of the image, over and over."""
         self.fifo.write_text(f'{self.memory(vm):x} {times}\n')
+        end = self.fifo.with_name(f'{self.fifo.name}.end')
+        limit = time.monotonic() + 60
+        while not end.exists():
+            self.assertLess(time.monotonic(), limit)
+            time.sleep(0.01)
+        end.unlink()
 
     def memory(self, vm: qemu.Qemu) -> int:
         """Where QEMU has what the guest sees."""

@@ -25,7 +25,7 @@ TOLD_SECONDS = 30
 class DamageTest(libvirt_vm.HostTestCase):
     def setUp(self) -> None:
         super().setUp()
-        name = self.id().rpartition('_')[2]
+        name = self.id().rpartition('.')[2].removeprefix('test_').replace('_', '-')
         self.guest = libvirt_vm.Guest(self.host, name, carrier=False)
         self.addCleanup(self.guest.remove)
         self.guest.start()
