@@ -154,6 +154,7 @@ class BootShimTest(boot_guest.BootTestCase):
             vm.expect(rb'pcow-ready\r?\n', boot_guest.BOOT_SECONDS)
             self.assert_entered(vm, 'second')
 
+    @long.only_long
     def test_an_entry_by_option(self) -> None:
         self.make_image(self.two_entries())
         for wanted, said in (

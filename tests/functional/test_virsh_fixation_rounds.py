@@ -194,7 +194,7 @@ class KilledTest(RoundsTestCase):
     has just been started to go on; and of the loop.
     """
 
-    ROUNDS = from_environment('PCOW_KILL_ROUNDS', 4, 60)
+    ROUNDS = from_environment('PCOW_KILL_ROUNDS', 2, 60)
 
     def setUp(self) -> None:
         super().setUp()

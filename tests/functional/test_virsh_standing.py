@@ -22,6 +22,7 @@ from pcow_driver.virt import libvirt_call
 from pcow_driver.vm import checkpoint
 from tests.functional import images
 from tests.functional import libvirt_vm
+from tests.functional import long
 
 LIMIT = 2  # seconds
 BESIDE = 20  # of what is done before and after the call, on a machine that is busy
@@ -105,6 +106,7 @@ class StandingTest(libvirt_vm.HostTestCase):
         self.goes_on()
         self.assertFalse(os.path.exists(pool.image_path('copy')))
 
+    @long.only_long
     def test_group(self) -> None:
         """It is paused when it goes on, and goes on then."""
         self.stand()
@@ -137,6 +139,7 @@ class StandingTest(libvirt_vm.HostTestCase):
         """QEMU makes the snapshot when it goes on, and it is deleted."""
         self.check_abandoned('pcow-snapshot-create', quiesce=False, before=False)
 
+    @long.only_long
     def test_stops_while_it_is_frozen(self) -> None:
         """Its file systems are thawed."""
         for before, words in ((True, 'query-status'), (False, 'pcow-snapshot-create')):

@@ -38,7 +38,7 @@ from tests.unit.pcow_driver import base
 
 MIB = units.MIB
 POOLS, SEED = (
-    int(os.environ.get('PCOW_TEST_PROMISES', '2')),
+    int(os.environ.get('PCOW_TEST_PROMISES', '1')),
     int(os.environ.get('PCOW_TEST_SEED', '1')),
 )
 STEPS = 30
