@@ -117,7 +117,14 @@ class BenchTest(images.ImageTestCase):
         self.check_run(TRAP_ROWS)
 
     def test_every_other_row_as_json(self):
-        self.check_run(ROWS - TRAP_ROWS - (set() if long.LONG else STEADY_HUGE_ROWS))
+        self.check_run(ROWS - TRAP_ROWS - LARGE_ROWS - STEADY_HUGE_ROWS - {'scattered-writes'})
+
+    def test_every_row_about_size_as_json(self):
+        self.check_run(LARGE_ROWS)
+
+    @long.only_long
+    def test_every_row_about_huge_pages_as_json(self):
+        self.check_run(STEADY_HUGE_ROWS)
 
     def test_all_rows_are_the_default(self):
         usage = self.run_program('pcow-bench', '--help').stdout
@@ -184,6 +191,7 @@ class BenchTest(images.ImageTestCase):
             self.bench('--quick', '--output=json', '--rows=scattered-writes').stdout
         )
         (row,) = result['rows']
+        self.check_row(row)
         details = row['details']
         self.assertEqual(2 << 30, details['image_bytes'])
         self.assertEqual(details['image_bytes'] / (64 << 10), details['stores'])

@@ -22,6 +22,7 @@ import uuid
 
 from pcow_driver.images import info_block
 from pcow_driver.virt import domain
+from tests.functional import long
 
 TOP = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get('PCOW_BIN_DIR') or TOP / 'build/bin').resolve()
