@@ -84,6 +84,7 @@ _RANDOM_FIGURES = (
     'steps',
     'stores',
     'refused',
+    'waited',
     'loads',
     'in-handlers',
     'calls',
