@@ -231,8 +231,11 @@ class RefusedTest(nova_base.ServersTestCase):
 
     def test_suspend_without_room(self) -> None:
         registry.PoolRegistry().set(self.pool.name, overcommit=0.0001)
-        # the disks of Nova's libvirt for tests are raw
-        with mock.patch('nova_pcow.snapshots.snapshot._check_disks'):
+        # the disks of Nova's libvirt for tests are raw, and there is no QEMU that could be asked
+        with (
+            mock.patch('nova_pcow.snapshots.snapshot._check_disks'),
+            mock.patch('pcow_driver.virt.domain.Domain.check_answers'),
+        ):
             self.assertEqual('ACTIVE', self.act('suspend')['status'])
         self.assertIn('more cannot be provisioned', self.event_words(self.server, 'suspend'))
 
