@@ -14,6 +14,7 @@ from pcow_driver.cli import common
 from pcow_driver.cli import pool as pool_commands
 from pcow_driver.common import durable
 from pcow_driver.common import exception
+from pcow_driver.common import names
 from pcow_driver.common import units
 from pcow_driver.pools import capacity
 from pcow_driver.pools import pool
@@ -175,9 +176,6 @@ class Show(lister.Lister):
         )
 
 
-_NAMED = 5  # images, of more
-
-
 class Check(command.Command):
     """Say whether pools run out of space: exit code 0 ok, 1 low, 2 critical, 3 unknown.
 
@@ -199,11 +197,11 @@ class Check(command.Command):
         pools, with_figures = registry.PoolRegistry(), parsed_args.prometheus is not None
         worst, usages, unknown = capacity.State.OK, [], []
         try:
-            names = parsed_args.name or [entry.name for entry in pools.list()]
+            wanted = parsed_args.name or [entry.name for entry in pools.list()]
             list_is_unknown = False
         except exception.PcowError as e:
-            names, list_is_unknown, worst = [], True, self._unknown('', e)
-        for name in names:
+            wanted, list_is_unknown, worst = [], True, self._unknown('', e)
+        for name in wanted:
             try:
                 found = pools.get(name)
                 usage = _with_class(found, capacity.usage(found, with_shared=with_figures))
@@ -272,12 +270,10 @@ def _with_damage(usage: capacity.PoolUsage) -> capacity.PoolUsage:
 
 def _mirrorless(found: pool.Pool) -> str:
     try:
-        names = found.without_mirror()
+        plain = found.without_mirror()
     except (exception.PcowError, OSError):  # the state says so
         return ''
-    more = ', ...' if names[_NAMED:] else ''
-    first = ', '.join(names[:_NAMED])
-    return f'; without a mirror (pcow-img amend): {first}{more}' if names else ''
+    return f'; without a mirror (pcow-img amend): {names.some(plain)}' if plain else ''
 
 
 def _write_atomically(path: str, text: str) -> None:

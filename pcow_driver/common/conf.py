@@ -97,8 +97,9 @@ OPTS: list[cfg.Opt] = [
         min=1,
         help='Seconds after which a call of libvirt is given up that libvirt, or the QEMU of a '
         'domain, does not answer. What writes data of a guest, starts or ends it, has ten times as '
-        'long. libvirt itself gives up after 30 s where another call of the same domain keeps it '
-        'waiting, so fewer hide what it says.',
+        'long; what saves or loads all of its RAM (suspend and resume of a server, virsh '
+        'snapshots) has no limit. libvirt itself gives up after 30 s where another call of the '
+        'same domain keeps it waiting, so fewer hide what it says.',
     ),
     cfg.StrOpt(
         'conversion_dir',
@@ -127,10 +128,8 @@ OPTS: list[cfg.Opt] = [
         default=86400,
         min=0,
         help='Seconds for which it counts that the data of a template were compared with their '
-        'checksums. After '
-        'that they are compared again before something is made on it, which takes a third of a '
-        'second for '
-        'each GiB that the template holds. 0: scrubs alone compare.',
+        'checksums. After that they are compared again before something is made on it, which takes '
+        'a third of a second for each GiB that the template holds. 0: scrubs alone compare.',
     ),
 ]
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of pools, images and snapshots."""
 
+from collections.abc import Sequence
 import re
 
 from pcow_driver.common import conf
 from pcow_driver.common import exception
 
 IMAGE_SUFFIX = '.pcow'
+_SOME = 5  # of many names, that a sentence has
 # of a file that keeps what a repair has dropped: the name of the image's file, and this
 RESCUE_MARK = '.pcow.rescue'
 RESCUE = re.compile(r'(?P<image>[^/]+\.pcow)\.rescue(-[0-9]+)?')
@@ -129,3 +131,8 @@ def check_new_snapshot_name(name: str) -> str:
             f'names that begin with {" or ".join(SNAPSHOT_MARKS)} are those of unfinished work',
         )
     return check_snapshot_name(name)
+
+
+def some(found: Sequence[str]) -> str:
+    """The first of these names, and whether there are more."""
+    return ', '.join([*found[:_SOME], *(['...'] if found[_SOME:] else [])])

@@ -16,6 +16,7 @@ import stat
 from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.common import locks
+from pcow_driver.common import names
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.common.finding import ADVICE
@@ -331,11 +332,10 @@ def _check_images(pool: pool_module.Pool) -> Iterator[Finding]:
         return  # another check says what is missing
     plain = pool.without_mirror()
     if plain:
-        more = ', ...' if plain[5:] else ''
         yield Finding(
             f'images of pool {pool.name}',
             ADVICE,
-            f'{len(plain)} have no mirror of their metadata: {", ".join(plain[:5])}{more}',
+            f'{len(plain)} have no mirror of their metadata: {names.some(plain)}',
             (
                 'an earlier version made them: damage there is found late and not put right, and '
                 "their data has no checksums. While nobody uses one: 'pcow-img check', then "
@@ -344,11 +344,10 @@ def _check_images(pool: pool_module.Pool) -> Iterator[Finding]:
         )
     unreadable = [item.name for item in items if item.summary is None]
     if unreadable:
-        more = ', ...' if unreadable[5:] else ''
         yield Finding(
             f'images of pool {pool.name}',
             ADVICE,
-            f'{len(unreadable)} cannot be read: {", ".join(unreadable[:5])}{more}',
+            f'{len(unreadable)} cannot be read: {names.some(unreadable)}',
             (
                 'what they stood on is kept, and all of the pool where nobody knows that; they are '
                 "damaged, or a guest has broken out of its QEMU: 'pcowctl image check' says more, "
@@ -374,11 +373,11 @@ def _check_images(pool: pool_module.Pool) -> Iterator[Finding]:
                     "resize --shrink' cuts it off"
                 ),
             )
-    names: dict[str, list[str]] = collections.defaultdict(list)
+    by_uuid: dict[str, list[str]] = collections.defaultdict(list)
     for item in items:
         if item.summary is not None:
-            names[item.summary.uuid].append(item.name)
-    for uuid, same in names.items():
+            by_uuid[item.summary.uuid].append(item.name)
+    for uuid, same in by_uuid.items():
         if same[1:]:
             more = ', ...' if same[5:] else ''
             yield Finding(

@@ -62,15 +62,6 @@ _UNDONE_BY = {
 Image = libvirt_xml.Nvdimm | disk_xml.Disk
 
 
-def _own_call(error: BaseException | None, name: str) -> exception.NoAnswer | None:
-    """What a domain has not answered, if it is that, or what came before it."""
-    while error is not None:
-        if isinstance(error, exception.NoAnswer) and error.details['domain'] == name:
-            return error
-        error = error.__context__
-    return None
-
-
 def _import(name: str) -> Any:
     """libvirt's binding, which is not needed for anything else here, so not at import time."""
     try:
@@ -707,7 +698,7 @@ class Domain:
         """Where this is one of several, it may have given no answer before another one has failed
         to go on.
         """
-        own = _own_call(error, self.name)
+        own = libvirt_call.unanswered(error, self.name)
         if own is not None:
             self.resume_later(own)
         else:

@@ -97,10 +97,11 @@ def frozen(name: str, domain: Any, libvirt: Any) -> Iterator[None]:
                     ),
                 ) from None
     except BaseException as error:
+        own = libvirt_call.unanswered(error, name)
         if not to_thaw:
             pass
-        elif isinstance(error, exception.NoAnswer) and error.details['domain'] == name:
-            _thaw_later(name, domain, error)
+        elif own is not None:
+            _thaw_later(name, domain, own)
         else:
             with interrupt.clearing_up():
                 try:

@@ -109,6 +109,15 @@ def call(
     raise error
 
 
+def unanswered(error: BaseException | None, domain: str) -> exception.NoAnswer | None:
+    """What a domain has not answered, if an error is that, or comes from clearing up after it."""
+    while error is not None:
+        if isinstance(error, exception.NoAnswer) and error.details['domain'] == domain:
+            return error
+        error = error.__context__
+    return None
+
+
 def afterwards(error: exception.NoAnswer, undo: Callable[[Any], Any]) -> None:
     """Have this called when the call that was given up has ended, with what that has returned, or
     None if it has failed; nobody hears how this ends.

@@ -21,28 +21,22 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import faulthandler
-import os
 from pathlib import Path
 import random
 import threading
 import time
-import types
 from typing import Any
-import uuid
 
 from cinder import exception as cinder_exception
-from cinder.volume import configuration
-from cinder.volume import driver as cinder_driver
-from oslo_config import cfg
 
 from cinder_pcow import driver
-from pcow_driver.common import conf
 from pcow_driver.common import exception as pcow_exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.pools import registry
 from tests.unit import accounts
 from tests.unit import standing_qemu
+from tests.unit.cinder_pcow import records
 from tests.unit.pcow_driver import base
 
 DIRECTORY, MODE, SEED, SECONDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
@@ -51,7 +45,6 @@ WORKERS = 8
 # seconds in which the hub comes round, on a machine that is busy
 STANDS_STILL = 10
 NO_OPERATION_ENDS = 60
-GROUP, HOST = 'pcow-backend', f'host-{os.getpid()}@pcow-backend'
 # What Cinder hears of a guest that does not answer, and of when two operations on one volume meet:
 # it keeps them apart by the status of the volume.
 REFUSALS = (
@@ -59,24 +52,6 @@ REFUSALS = (
     cinder_exception.SnapshotIsBusy,
     cinder_exception.VolumeBackendAPIException,
 )
-
-
-def make_driver() -> driver.PcowDriver:
-    cfg.CONF([], project='cinder', default_config_files=[])
-    conf.register_opts(cfg.CONF)
-    for name, value in {
-        'state_path': os.path.join(DIRECTORY, 'state'),
-        'conversion_dir': DIRECTORY,
-        'libvirt_timeout': 1,
-    }.items():
-        cfg.CONF.set_override(name, value, 'pcow')
-    made = driver.PcowDriver(
-        host=HOST,
-        configuration=configuration.Configuration(cinder_driver.volume_opts, config_group=GROUP),
-    )
-    made.do_setup(None)
-    made.check_for_setup_error()
-    return made
 
 
 class Volumes:
@@ -90,51 +65,29 @@ class Volumes:
         self.refused: collections.Counter[str] = collections.Counter()
         self.ended = time.monotonic()
         self.over = False
-        self.standing = self.record()  # of a guest whose QEMU does not answer
-
-    def record(self) -> Any:
-        identity = str(uuid.uuid4())
-        return types.SimpleNamespace(
-            id=identity,
-            name=f'volume-{identity}',
-            size=1,
-            host=f'{HOST}#one',
-            encryption_key_id=None,
-            multiattach=False,
-            volume_type_id=None,
-            volume_type=None,
-            migration_status=None,
-            status='available',
-        )
+        self.standing = records.volume()  # of a guest whose QEMU does not answer
 
     def create(self, chance: random.Random) -> None:
-        volume = self.record()
+        volume = records.volume()
         self.driver.create_volume(volume)
         self.volumes.append(volume)
 
     def clone(self, chance: random.Random) -> None:
-        volume = self.record()
+        volume = records.volume()
         self.driver.create_cloned_volume(volume, chance.choice(self.volumes))
         self.volumes.append(volume)
 
     def snapshot(self, chance: random.Random) -> None:
-        identity, volume = str(uuid.uuid4()), chance.choice(self.volumes)
-        snapshot = types.SimpleNamespace(
-            id=identity, name=f'_snapshot-{identity}', volume=volume, volume_id=volume.id
-        )
+        snapshot = records.snapshot_of(chance.choice(self.volumes))
         self.driver.create_snapshot(snapshot)
         self.snapshots.append(snapshot)
 
     def ask_standing(self, chance: random.Random) -> None:
         """It keeps nobody else from anything."""
-        identity, volume = str(uuid.uuid4()), self.standing
-        snapshot = types.SimpleNamespace(
-            id=identity, name=f'_snapshot-{identity}', volume=volume, volume_id=volume.id
-        )
         if chance.random() < 0.5:
-            self.driver.create_snapshot(snapshot)
+            self.driver.create_snapshot(records.snapshot_of(self.standing))
         else:
-            self.driver.create_cloned_volume(self.record(), volume)
+            self.driver.create_cloned_volume(records.volume(), self.standing)
         raise AssertionError('a QEMU that stands has answered')
 
     @contextlib.contextmanager
@@ -151,7 +104,7 @@ class Volumes:
             self.driver.delete_volume(self.standing)
 
     def from_snapshot(self, chance: random.Random) -> None:
-        volume = self.record()
+        volume = records.volume()
         self.driver.create_volume_from_snapshot(volume, chance.choice(self.snapshots))
         self.volumes.append(volume)
 
@@ -257,7 +210,7 @@ def work(volumes: Volumes, number: int) -> list[BaseException]:
 
 
 def main() -> None:
-    volumes = Volumes(make_driver())
+    volumes = Volumes(records.make_driver(DIRECTORY, libvirt_timeout=1))
     watcher = threading.Thread(target=watch, args=(volumes,))
     watcher.start()
     failed: list[object] = []

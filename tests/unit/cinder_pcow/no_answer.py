@@ -21,65 +21,15 @@ import os
 from pathlib import Path
 import threading
 import time
-import types
 from typing import Any
-import uuid
 
-from cinder.volume import configuration
-from cinder.volume import driver as cinder_driver
-from oslo_config import cfg
-
-from cinder_pcow import driver
-from pcow_driver.common import conf
 from pcow_driver.common import tool
 from tests.unit import standing_qemu
+from tests.unit.cinder_pcow import records
 from tests.unit.pcow_driver import base
 
 DIRECTORY, MODE = sys.argv[1:]
 LIMIT = 2  # seconds
-GROUP, HOST = 'pcow-backend', f'host-{os.getpid()}@pcow-backend'
-
-
-def make_driver() -> driver.PcowDriver:
-    cfg.CONF([], project='cinder', default_config_files=[])
-    conf.register_opts(cfg.CONF)
-    for name, value in {
-        'state_path': os.path.join(DIRECTORY, 'state'),
-        'conversion_dir': DIRECTORY,
-        'libvirt_timeout': LIMIT,
-    }.items():
-        cfg.CONF.set_override(name, value, 'pcow')
-    made = driver.PcowDriver(
-        host=HOST,
-        configuration=configuration.Configuration(cinder_driver.volume_opts, config_group=GROUP),
-    )
-    made.do_setup(None)
-    made.check_for_setup_error()
-    return made
-
-
-def record(**values: Any) -> Any:
-    identity = str(uuid.uuid4())
-    return types.SimpleNamespace(
-        id=identity,
-        name=f'volume-{identity}',
-        size=1,
-        host=f'{HOST}#one',
-        encryption_key_id=None,
-        multiattach=False,
-        volume_type_id=None,
-        volume_type=None,
-        migration_status=None,
-        status='available',
-        **values,
-    )
-
-
-def snapshot_of(volume: Any) -> Any:
-    identity = str(uuid.uuid4())
-    return types.SimpleNamespace(
-        id=identity, name=f'_snapshot-{identity}', volume=volume, volume_id=volume.id
-    )
 
 
 class Hub:
@@ -112,12 +62,12 @@ def refused(operation: Callable[[], object]) -> tuple[str, float]:
 
 
 def main() -> None:
-    made = make_driver()
-    volumes = [record() for _ in range(2)]
+    made = records.make_driver(DIRECTORY, libvirt_timeout=LIMIT)
+    volumes = [records.volume() for _ in range(2)]
     for volume in volumes:
         made.create_volume(volume)
     volume = volumes[0]
-    there = snapshot_of(volume)
+    there = records.snapshot_of(volume)
     made.create_snapshot(there)
     paths = [os.path.join(DIRECTORY, 'one', f'{one.name}.pcow') for one in volumes]
     pcow_io = tool.find('pcow_io')
@@ -126,10 +76,12 @@ def main() -> None:
         for path in paths:
             stack.enter_context(base.opened(path, Path(pcow_io)))
         operations = {
-            'create': lambda: made.create_snapshot(snapshot_of(volume)),
+            'create': lambda: made.create_snapshot(records.snapshot_of(volume)),
             'delete': lambda: made.delete_snapshot(there),
-            'clone': lambda: made.create_cloned_volume(record(), volume),
-            'group': lambda: made.groups.create_snapshot([snapshot_of(one) for one in volumes]),
+            'clone': lambda: made.create_cloned_volume(records.volume(), volume),
+            'group': lambda: made.groups.create_snapshot(
+                [records.snapshot_of(one) for one in volumes]
+            ),
         }
         hub = Hub()
         for name, operation in operations.items():
@@ -153,9 +105,9 @@ def main() -> None:
         hub.stop()
         told['longest'] = hub.longest
     # nobody holds anything any more
-    for one in (there, snapshot_of(volume)):
+    for one in (there, records.snapshot_of(volume)):
         made.delete_snapshot(one)
-    clone = record()
+    clone = records.volume()
     made.create_cloned_volume(clone, volume)
     for one in (clone, *volumes):
         made.delete_volume(one)

@@ -257,6 +257,17 @@ ssize_t kernel_store(void *to, unsigned char value)
     return ret;
 }
 
+void must_transfer(const char *path, void *buffer, size_t length, uint64_t offset, bool write)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+
+    assert_true(fd >= 0);
+    assert_int_equal(write ? pwrite(fd, buffer, length, (off_t)offset)
+                           : pread(fd, buffer, length, (off_t)offset),
+                     length);
+    close(fd);
+}
+
 static void print_finding(void *opaque, enum pcow_finding_kind kind, const char *message)
 {
     (void)opaque;

@@ -87,6 +87,8 @@ bool serve_bus(void);
 pcow_map *must_map_by(pcow_image *image, enum pcow_engine engine, unsigned vma_budget);
 /* No finding at all, or the test fails with what was found. */
 void must_be_clean(const char *path);
+/* Read bytes of a file, or write them there behind the library's back. */
+void must_transfer(const char *path, void *buffer, size_t length, uint64_t offset, bool write);
 /* Write a text with its end. */
 void write_text(pcow_image *image, uint64_t offset, const char *text);
 /* NULL: there is none of that name */

@@ -109,24 +109,13 @@ static void make_image(void)
 #define ACTIVE (4 * PAGE)
 #define ALL (ONE + TWO + ACTIVE)
 
-static void transfer(void *buffer, size_t length, uint64_t offset, bool write)
-{
-    int fd = open(IMAGE, O_RDWR | O_CLOEXEC);
-
-    assert_true(fd >= 0);
-    assert_int_equal(write ? pwrite(fd, buffer, length, (off_t)offset)
-                           : pread(fd, buffer, length, (off_t)offset),
-                     length);
-    close(fd);
-}
-
 static void flip(uint64_t offset)
 {
     uint8_t byte;
 
-    transfer(&byte, 1, offset, false);
+    must_transfer(IMAGE, &byte, 1, offset, false);
     byte ^= 0x04;
-    transfer(&byte, 1, offset, true);
+    must_transfer(IMAGE, &byte, 1, offset, true);
 }
 
 /* The file slab that is the n-th with an owner of this kind, or 0. */
@@ -135,7 +124,7 @@ static uint64_t owned_slab(unsigned n, struct owner *owner)
     for (uint64_t slab = MIRROR_HEADS; slab < 64; slab++) {
         uint64_t word;
 
-        transfer(&word, sizeof word, owner_offset(slab), false);
+        must_transfer(IMAGE, &word, sizeof word, owner_offset(slab), false);
         *owner = owner_decode(word);
         if (word && n-- == 0)
             return slab;
@@ -159,7 +148,7 @@ static uint64_t entry_word(uint64_t slab)
 {
     uint64_t word;
 
-    transfer(&word, sizeof word, datasum_offset(slab), false);
+    must_transfer(IMAGE, &word, sizeof word, datasum_offset(slab), false);
     return word;
 }
 
@@ -207,7 +196,7 @@ static void test_finds_damaged_data(void **state)
         if (owner.kind == OWNER_DATA) {
             struct page_set valid;
 
-            transfer(&valid, sizeof valid, bitmap_offset(slab), false);
+            must_transfer(IMAGE, &valid, sizeof valid, bitmap_offset(slab), false);
             page = page_set_has(&valid, 0) ? 0 : page_set_run_end(&valid, 0, PAGES_PER_SLAB);
             size = page_set_count(&valid) * PAGE;
             flip(data + 200 * PAGE);
@@ -241,16 +230,16 @@ static void test_finds_data_in_a_wrong_place(void **state)
     seal();
     first = slab_of(1, 0, OWNER_DATA);
     second = slab_of(1, 1, OWNER_DATA);
-    transfer(a, sizeof a, first << SLAB_BITS, false);
-    transfer(b, sizeof b, second << SLAB_BITS, false);
-    transfer(b, sizeof b, first << SLAB_BITS, true);
-    transfer(a, sizeof a, second << SLAB_BITS, true);
+    must_transfer(IMAGE, a, sizeof a, first << SLAB_BITS, false);
+    must_transfer(IMAGE, b, sizeof b, second << SLAB_BITS, false);
+    must_transfer(IMAGE, b, sizeof b, first << SLAB_BITS, true);
+    must_transfer(IMAGE, a, sizeof a, second << SLAB_BITS, true);
     assert_int_equal(verify().corruptions, 2);
     /* with their checksums, too */
-    transfer(a, 64, datasum_offset(first), false);
-    transfer(b, 64, datasum_offset(second), false);
-    transfer(b, 64, datasum_offset(first), true);
-    transfer(a, 64, datasum_offset(second), true);
+    must_transfer(IMAGE, a, 64, datasum_offset(first), false);
+    must_transfer(IMAGE, b, 64, datasum_offset(second), false);
+    must_transfer(IMAGE, b, 64, datasum_offset(first), true);
+    must_transfer(IMAGE, a, 64, datasum_offset(second), true);
     assert_int_equal(verify().corruptions, 2);
     assert_non_null(strstr(findings.text, "its checksum is damaged"));
 }
@@ -263,7 +252,7 @@ static void test_finds_damaged_checksums(void **state)
 
     (void)state;
     make_image();
-    transfer(page, sizeof page, datasum_offset(0), false);
+    must_transfer(IMAGE, page, sizeof page, datasum_offset(0), false);
     seal();
     slab = slab_of(2, 4, OWNER_DATA);
     at = datasum_offset(slab);
@@ -276,11 +265,11 @@ static void test_finds_damaged_checksums(void **state)
     flip(datasum_offset(60));
     expect_found("file slab 60 holds no data", "has a checksum", 0, 0);
     flip(datasum_offset(60));
-    transfer(kept, sizeof kept, datasum_offset(0), false);
-    transfer(page, sizeof page, datasum_offset(0), true);
+    must_transfer(IMAGE, kept, sizeof kept, datasum_offset(0), false);
+    must_transfer(IMAGE, page, sizeof page, datasum_offset(0), true);
     assert_int_equal(verify().corruptions, 11);
     assert_non_null(strstr(findings.text, "its checksum is gone"));
-    transfer(kept, sizeof kept, datasum_offset(0), true);
+    must_transfer(IMAGE, kept, sizeof kept, datasum_offset(0), true);
     expect_verified(ALL, 0);
 }
 
@@ -298,14 +287,14 @@ static void expect_gone_in_snapshots(uint8_t *older)
 {
     static uint8_t kept[PAGE], page[PAGE];
 
-    transfer(kept, sizeof kept, datasum_offset(0), false);
+    must_transfer(IMAGE, kept, sizeof kept, datasum_offset(0), false);
     for (unsigned kind = 0; kind < 4; kind++) {
         struct pcow_data_result result;
 
         memset(page, kind == 1 ? 0xff : 0, sizeof page);
         if (kind == 2)
             fill_random(page);
-        transfer(kind == 3 ? older : page, sizeof page, datasum_offset(0), true);
+        must_transfer(IMAGE, kind == 3 ? older : page, sizeof page, datasum_offset(0), true);
         result = verify();
         if (kind == 0 || kind == 3) {
             assert_int_equal(result.corruptions, 8);
@@ -317,7 +306,7 @@ static void expect_gone_in_snapshots(uint8_t *older)
         }
         must_be_clean(IMAGE);
     }
-    transfer(kept, sizeof kept, datasum_offset(0), true);
+    must_transfer(IMAGE, kept, sizeof kept, datasum_offset(0), true);
     expect_verified(ONE + TWO, ACTIVE);
 }
 
@@ -328,7 +317,7 @@ static void test_finds_checksums_that_are_gone(void **state)
 
     (void)state;
     make_image();
-    transfer(older, sizeof older, datasum_offset(0), false);
+    must_transfer(IMAGE, older, sizeof older, datasum_offset(0), false);
     checksum(NULL, false);
     expect_gone_in_snapshots(older);
     /* Some of a snapshot's are dropped: of what is left nothing is said any more. */
@@ -336,12 +325,12 @@ static void test_finds_checksums_that_are_gone(void **state)
     MUST(pcow_snapshot_delete(image, "one", NULL, &error));
     pcow_close(image);
     assert_int_equal(verify().corruptions, 0);
-    transfer(zeros, sizeof zeros, datasum_offset(0), true);
+    must_transfer(IMAGE, zeros, sizeof zeros, datasum_offset(0), true);
     assert_int_equal(verify().corruptions, 0);
     /* Until they were made once more. */
     checksum("two", false);
     assert_int_equal(verify().corruptions, 0);
-    transfer(zeros, sizeof zeros, datasum_offset(0), true);
+    must_transfer(IMAGE, zeros, sizeof zeros, datasum_offset(0), true);
     assert_int_equal(verify().corruptions, 8);
 }
 
@@ -357,8 +346,8 @@ static void test_repair_of_a_snapshot_with_checksums(void **state)
     /* in the page of owner words, and in its copy: nobody knows which was right */
     offset = owner_offset(slab_of(2, 4, OWNER_DATA));
     word = owner_encode((struct owner){OWNER_DATA, 1, 5});
-    transfer(&word, sizeof word, offset, true);
-    transfer(&word, sizeof word, PCOW_SLAB_SIZE + offset, true);
+    must_transfer(IMAGE, &word, sizeof word, offset, true);
+    must_transfer(IMAGE, &word, sizeof word, PCOW_SLAB_SIZE + offset, true);
     MUST(pcow_check(IMAGE, PCOW_CHECK_REPAIR | PCOW_CHECK_ACCEPT_LOSS, NULL, NULL, &result,
                     &error));
     must_be_clean(IMAGE);
@@ -539,9 +528,9 @@ static void test_half_a_checksum(void **state)
     checksum(NULL, true);
     /* of the active layer: of a snapshot it is damage that it is gone */
     slab = slab_of(3, 6, OWNER_DATA);
-    transfer(&zero, sizeof zero, datasum_offset(slab), true);
+    must_transfer(IMAGE, &zero, sizeof zero, datasum_offset(slab), true);
     expect_verified(ALL - 2 * PAGE, 2 * PAGE);
-    transfer(&content, 1, (slab << SLAB_BITS) + 3 * PAGE, true);
+    must_transfer(IMAGE, &content, 1, (slab << SLAB_BITS) + 3 * PAGE, true);
     checksum(NULL, true);
     expect_verified(ALL, 0);
 }
@@ -559,8 +548,8 @@ static void test_repair_drops_them(void **state)
     checksum(NULL, true);
     slab = slab_of(3, 6, OWNER_DATA);
     /* two slabs for the same 2 MiB, in a file whose mirror cannot tell */
-    transfer(&word, sizeof word, owner_offset(slab), true);
-    transfer((void *)stale, sizeof stale, mirror_offset(0, CHECKSUMS_PAGE), true);
+    must_transfer(IMAGE, &word, sizeof word, owner_offset(slab), true);
+    must_transfer(IMAGE, (void *)stale, sizeof stale, mirror_offset(0, CHECKSUMS_PAGE), true);
     MUST(pcow_check(IMAGE, PCOW_CHECK_REPAIR, NULL, NULL, &result, &error));
     assert_true(result.corruptions > 0 && result.corruptions == result.corruptions_fixed);
     must_be_clean(IMAGE);
@@ -600,8 +589,8 @@ static void test_repair_of_a_sealed_image(void **state)
     seal();
     for (unsigned n = 0; (slab = owned_slab(n, &owner)); n++)
         last = slab;
-    transfer(&junk, 1, (last + 1) << SLAB_BITS, true);
-    transfer(&zero, sizeof zero, datasum_offset(slab_of(1, 0, OWNER_DATA)), true);
+    must_transfer(IMAGE, &junk, 1, (last + 1) << SLAB_BITS, true);
+    must_transfer(IMAGE, &zero, sizeof zero, datasum_offset(slab_of(1, 0, OWNER_DATA)), true);
     repair();
     assert_true(all_had_checksums());
     assert_int_equal(verify().corruptions, 1);
@@ -660,7 +649,7 @@ static void test_interrupted_repair_of_a_leak(void **state)
         seal();
         for (unsigned n = 0; (slab = owned_slab(n, &owner)); n++)
             last = slab;
-        transfer(&junk, 1, (last + 1) << SLAB_BITS, true);
+        must_transfer(IMAGE, &junk, 1, (last + 1) << SLAB_BITS, true);
         killed = repair_until(step++);
         repair();
         assert_int_equal(verify().corruptions, 0);
@@ -701,7 +690,7 @@ static void test_interrupted_repair_of_a_cut(void **state)
         if (run & 1)
             seal();
         /* To repair the header marks its page in the mirror, which is gone. */
-        transfer(&junk, 1, 16, true);
+        must_transfer(IMAGE, &junk, 1, 16, true);
         assert_int_equal(truncate(IMAGE, length[run / 2]), 0);
         killed = repair_until(step++);
         if (!cut_is_seen())
@@ -774,11 +763,11 @@ static void test_gone_beside_a_writer(void **state)
     make_image();
     writer = must_open(IMAGE, PCOW_OPEN_WRITE);
     checksum_beside("two", NULL, NULL);
-    transfer(kept, sizeof kept, datasum_offset(0), false);
+    must_transfer(IMAGE, kept, sizeof kept, datasum_offset(0), false);
     for (unsigned closed = 0; closed < 2; closed++) {
-        transfer(zeros, sizeof zeros, datasum_offset(0), true);
+        must_transfer(IMAGE, zeros, sizeof zeros, datasum_offset(0), true);
         assert_int_equal(verify_shared().corruptions, 8);
-        transfer(kept, sizeof kept, datasum_offset(0), true);
+        must_transfer(IMAGE, kept, sizeof kept, datasum_offset(0), true);
         assert_int_equal(verify_shared().corruptions, 0);
         if (closed)
             break;

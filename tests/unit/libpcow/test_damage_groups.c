@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * An image of more than 32 GiB of file: its metadata lies in two places, and so do its mirrors and
- * its checksums of data. What is damaged in the second group is found, named and put right as in the
- * first.
+ * its checksums of data. What is damaged in the second group is found, named and put right as in
+ * the first.
  */
 #include "checking.h"
 #include "support.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "format/format2.h"
 
@@ -23,17 +21,6 @@
 
 static struct findings findings;
 static uint8_t pristine[2 * PCOW_SLAB_SIZE], older[PCOW_SLAB_SIZE];
-
-static void transfer(void *buffer, size_t length, uint64_t offset, bool write)
-{
-    int fd = open(IMAGE, O_RDWR | O_CLOEXEC);
-
-    assert_true(fd >= 0);
-    assert_int_equal(write ? pwrite(fd, buffer, length, (off_t)offset)
-                           : pread(fd, buffer, length, (off_t)offset),
-                     length);
-    close(fd);
-}
 
 static void fill_page(uint64_t slab, uint8_t content[PAGE])
 {
@@ -65,13 +52,13 @@ static void make_image(void)
     store(image, 0, FIRST);
     MUST(pcow_snapshot_create(image, "first", &error));
     pcow_close(image);
-    transfer(older, sizeof older, GROUP_SIZE, false);
+    must_transfer(IMAGE, older, sizeof older, GROUP_SIZE, false);
     image = must_open(IMAGE, PCOW_OPEN_WRITE);
     MUST(pcow_snapshot_write_state(image, "first", 0, "state", 5, &error));
     MUST(pcow_snapshot_set_state_size(image, "first", 5, &error));
     store(image, FIRST, SLABS);
     pcow_close(image);
-    transfer(pristine, sizeof pristine, GROUP_SIZE, false);
+    must_transfer(IMAGE, pristine, sizeof pristine, GROUP_SIZE, false);
 }
 
 static void expect_right(void)
@@ -101,7 +88,7 @@ static void expect_words(unsigned page, const char *fill)
     snprintf(where, sizeof where, "at byte %llu is damaged",
              (unsigned long long)(GROUP_SIZE + (uint64_t)page * PAGE));
     wanted[3] = where;
-    /* One page of bitmaps tells of 64 slabs, and of the last there is no more than the last ones. */
+    /* One page of bitmaps tells of 64 slabs, and of the last no more than the last ones. */
     for (unsigned i = (uint64_t)page * PAGE >= BITMAP_OFFSET ? 3 : 0; i < 4; i++)
         if (!strstr(findings.text, wanted[i]))
             fail_msg("page %u, %s: not %s, but %s", page, fill, wanted[i], findings.text);
@@ -136,7 +123,7 @@ static void test_pages_of_the_second_group(void **state)
                 memcpy(content, from + (size_t)page * PAGE, sizeof content);
             if (!memcmp(content, pristine + (size_t)page * PAGE, PAGE))
                 continue;
-            transfer(content, sizeof content, GROUP_SIZE + (uint64_t)page * PAGE, true);
+            must_transfer(IMAGE, content, sizeof content, GROUP_SIZE + (uint64_t)page * PAGE, true);
             assert_int_equal(pcow_open(IMAGE, 0, NULL, &image, NULL), -EBADMSG);
             result = check_image(0, &findings);
             assert_int_equal(result.corruptions, 1);
@@ -144,7 +131,7 @@ static void test_pages_of_the_second_group(void **state)
             expect_words(page, fill_name[fill]);
             result = check_image(PCOW_CHECK_REPAIR, &findings);
             assert_int_equal(result.corruptions_fixed, 1);
-            transfer(now, sizeof now, GROUP_SIZE, false);
+            must_transfer(IMAGE, now, sizeof now, GROUP_SIZE, false);
             assert_memory_equal(now, pristine, sizeof now);
             tried++;
         }
@@ -169,14 +156,14 @@ static void test_mirror_of_the_second_group(void **state)
 
         if (is_empty(pristine + offset))
             continue;
-        transfer(ones, sizeof ones, GROUP_SIZE + offset, true);
+        must_transfer(IMAGE, ones, sizeof ones, GROUP_SIZE + offset, true);
         result = check_image(PCOW_CHECK_REPAIR, &findings);
         if (!result.corruptions || result.corruptions != result.corruptions_fixed || result.losses)
             fail_msg("page %u of the mirror: %s", page, findings.text);
-        transfer(now, sizeof now, GROUP_SIZE, false);
+        must_transfer(IMAGE, now, sizeof now, GROUP_SIZE, false);
         /* Pages that were never stored to have a checksum then, too. */
         if (page == CHECKSUMS_PAGE)
-            transfer(pristine + offset, PAGE, GROUP_SIZE + offset, false);
+            must_transfer(IMAGE, pristine + offset, PAGE, GROUP_SIZE + offset, false);
         assert_memory_equal(now, pristine, sizeof now);
     }
     must_be_clean(IMAGE);
@@ -197,13 +184,13 @@ static void test_data_of_the_second_group(void **state)
     image = must_open(IMAGE, PCOW_OPEN_WRITE);
     MUST(pcow_checksum(image, NULL, false, NULL, NULL, &error));
     pcow_close(image);
-    transfer(&word, sizeof word, owner_offset(slab), false);
+    must_transfer(IMAGE, &word, sizeof word, owner_offset(slab), false);
     owner = owner_decode(word);
     assert_int_equal(owner.kind, OWNER_DATA);
     word = (slab << SLAB_BITS) + owner.number % PAGES_PER_SLAB * PAGE + 5;
-    transfer(&byte, 1, word, false);
+    must_transfer(IMAGE, &byte, 1, word, false);
     byte ^= 4;
-    transfer(&byte, 1, word, true);
+    must_transfer(IMAGE, &byte, 1, word, true);
     snprintf(what, sizeof what,
              "from guest byte %llu of snapshot 'first' (file slab %llu): it is not what its",
              (unsigned long long)owner.number << SLAB_BITS, (unsigned long long)slab);
@@ -213,8 +200,8 @@ static void test_data_of_the_second_group(void **state)
     if (!strstr(findings.text, what))
         fail_msg("not %s, but %s", what, findings.text);
     byte ^= 4;
-    transfer(&byte, 1, word, true);
-    transfer(zeros, sizeof zeros, datasum_offset(slab) / PAGE * PAGE, true);
+    must_transfer(IMAGE, &byte, 1, word, true);
+    must_transfer(IMAGE, zeros, sizeof zeros, datasum_offset(slab) / PAGE * PAGE, true);
     MUST(pcow_check_data(IMAGE, 0, add_finding, NULL, &findings, &result, &error));
     /* of 64 slabs three are none of data, and of the others one may be VM state */
     assert_in_range(result.corruptions, 50, 61);

@@ -292,6 +292,26 @@ class DomainTest(LibvirtCallCase):
             self.standing.go_on()
             self.until(lambda: self.recorded.calls == ['create', 'destroy'])
 
+    def test_frozen_with_another_one_that_fails(self) -> None:
+        """It is thawed when it answers, whatever became of the other one."""
+        bindings = mock.Mock(libvirtError=OSError)
+        guest = mock.Mock(XMLDesc=lambda _flags: '<domain/>')
+        self.useFixture(
+            fixtures.MonkeyPatch('pcow_driver.virt.libvirt_xml.has_agent', lambda _xml: True)
+        )
+
+        def work() -> None:
+            with guest_agent.frozen('vm', libvirt_call.Proxy(guest, 'vm'), bindings):
+                try:
+                    self.found.snapshot_create('s1')
+                finally:
+                    raise LookupError('another one does not run on')
+
+        self.assertRaises(LookupError, work)
+        guest.fsThaw.assert_not_called()
+        self.standing.go_on()
+        self.until(lambda: guest.fsThaw.called)
+
     def test_frozen(self) -> None:
         """The guest's file systems do not stay so."""
         bindings = mock.Mock(libvirtError=OSError)
