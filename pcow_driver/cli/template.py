@@ -43,6 +43,12 @@ class Build(show.ShowOne):
             'which then grows by 1.6%% of its size at boot.',
         )
         parser.add_argument(
+            '--align',
+            action='store_true',
+            help='Have the largest partition begin at a multiple of 2 MiB, so that guests can map '
+            'it by 2 MiB at a time.',
+        )
+        parser.add_argument(
             '--cluster-size',
             type=common.size_argument,
             help='4k to 2M; default: [pcow] cluster_size.',
@@ -62,6 +68,7 @@ class Build(show.ShowOne):
                 parsed_args.source_format,
                 size=None if size is None else common.image_size(self, size),
                 page_map=info_block.PageMap(parsed_args.page_map),
+                align=parsed_args.align,
                 cluster_size=parsed_args.cluster_size or conf.CONF.pcow.cluster_size,
             )
         )

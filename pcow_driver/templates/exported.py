@@ -40,13 +40,39 @@ def data_offset(path: str, image_format: str, size: int) -> int:
     return offset
 
 
-def options(path: str, image_format: str, offset: int) -> str:
-    """For ``--image-opts`` of qemu-img: what lies behind ``offset`` of a raw or a qcow2 file."""
+def options(path: str, image_format: str, offset: int, size: int | None = None) -> str:
+    """For ``--image-opts`` of qemu-img: what lies behind ``offset`` of a raw or a qcow2 file.
+
+    :param size: bytes of it; all if not given
+    """
     name = path.replace(',', ',,')
     node, drivers = 'file', f'driver=raw,offset={offset}'
+    if size is not None:
+        drivers += f',size={size}'
     if image_format != 'raw':
         node, drivers = 'file.file', f'{drivers},file.driver={image_format}'
     return f'{drivers},{node}.driver=file,{node}.filename={name}'
+
+
+def read(path: str, image_format: str, offset: int, length: int, target: str) -> None:
+    """Copy bytes of an image, multiples of 4 KiB, to the new file ``target``; what is behind its
+    end is left out.
+    """
+    skip = offset // units.PAGE_SIZE
+    tool.run(
+        tool.find('qemu_img'),
+        'dd',
+        '-f',
+        image_format,
+        '-O',
+        'raw',
+        f'bs={units.PAGE_SIZE}',
+        f'skip={skip}',
+        f'count={skip + length // units.PAGE_SIZE}',  # of the input, what is skipped too
+        f'if={path}',
+        f'of={target}',
+        limits=limits.of_look(0),
+    )
 
 
 def _block(path: str, image_format: str) -> bytes:
@@ -56,19 +82,6 @@ def _block(path: str, image_format: str) -> bytes:
             return file.read(info_block.BLOCK_SIZE)
     with workspace.directory('template') as directory:
         target = os.path.join(directory, 'info-block')
-        tool.run(
-            tool.find('qemu_img'),
-            'dd',
-            '-f',
-            image_format,
-            '-O',
-            'raw',
-            f'bs={info_block.BLOCK_SIZE}',
-            f'skip={info_block.BLOCK_OFFSET // info_block.BLOCK_SIZE}',
-            'count=2',  # of the input, what is skipped too
-            f'if={path}',
-            f'of={target}',
-            limits=limits.of_look(0),
-        )
+        read(path, image_format, info_block.BLOCK_OFFSET, info_block.BLOCK_SIZE, target)
         with open(target, 'rb') as file:
             return file.read(info_block.BLOCK_SIZE)

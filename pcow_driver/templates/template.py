@@ -32,6 +32,7 @@ from pcow_driver.images import model
 from pcow_driver.images import protection
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import staging
+from pcow_driver.templates import alignment
 from pcow_driver.templates import exported
 from pcow_driver.templates import limits
 
@@ -50,10 +51,23 @@ class Source:
     format: str  # one of SOURCE_FORMATS
     virtual_size: int  # bytes
     offset: int = 0  # of the data: behind the info block of an export
+    move: alignment.Move | None = None  # of a partition
 
     @property
     def data_size(self) -> int:
         return self.virtual_size - self.offset
+
+    @property
+    def disk_size(self) -> int:
+        """Of what the guest sees."""
+        return self.data_size + (self.move.distance if self.move else 0)
+
+    def pieces(self) -> Iterator[alignment.Piece]:
+        """What to copy of the data, and where on the guest's disk it goes."""
+        if self.move:
+            yield from self.move.pieces(self.data_size)
+        else:
+            yield alignment.Piece(0, self.data_size, 0)
 
 
 def inspect_source(path: str, source_format: str) -> Source:
@@ -167,6 +181,7 @@ def build(
     *,
     size: int | None = None,
     page_map: info_block.PageMap = info_block.PageMap.RAM,
+    align: bool = False,
     cluster_size: int | None = None,
     accept: Callable[[int], None] | None = None,
 ) -> str:
@@ -177,6 +192,7 @@ def build(
 
     :param size: virtual size in bytes; by default just enough for the source
     :param page_map: where guests keep the struct pages
+    :param align: have its largest partition begin at a multiple of 2 MiB
     :param accept: called with the bytes of the data before anything is converted; raises what
         keeps the caller from using it
     :raises InvalidName:
@@ -198,9 +214,11 @@ def build(
         source = dataclasses.replace(
             source, offset=exported.data_offset(source.path, source.format, source.virtual_size)
         )
-        total = virtual_size(source.data_size, page_map, size)
+        if align:
+            source = aligned(source, stack.enter_context(workspace.directory('template')))
+        total = virtual_size(source.disk_size, page_map, size)
         if accept is not None:
-            accept(source.data_size)
+            accept(source.disk_size)
         stored = measure(source.path, source.format, source.virtual_size)
         workspace.check_free(stored)
         if source.format != 'raw':
@@ -220,6 +238,23 @@ def build(
             staging.finish(pool, name, part)
     protect(pool, target)  # not before: its other name could not be deleted
     return target
+
+
+def aligned(source: Source, directory: str) -> Source:
+    """The source, as it is to be written if its largest partition shall begin at a multiple of
+    2 MiB.
+
+    :param directory: for its new partition table
+    :raises SourceRejected: the partition cannot be moved
+    """
+    move = alignment.plan(source.path, source.format, source.data_size, source.offset, directory)
+    if move is not None:
+        LOG.info(
+            'The partition at %s is moved up by %s',
+            units.format_exact(move.start),
+            units.format_exact(move.distance),
+        )
+    return dataclasses.replace(source, move=move)
 
 
 @contextlib.contextmanager
@@ -293,17 +328,27 @@ def write_namespace(path: str, source: Source, size: int, page_map: info_block.P
         'Copying %s (%s) to a namespace of %s', source.path, source.format, units.format_size(size)
     )
     # -n --target-is-zero: the file is all holes, and zeros of the source stay holes
-    tool.run(
-        tool.find('qemu_img'),
-        'convert',
-        '-n',
-        '--target-is-zero',
-        '--image-opts',
-        '--target-image-opts',
-        exported.options(source.path, source.format, source.offset),
-        exported.options(path, 'raw', offset),
-        limits=limits.of_copy(source.data_size),
-    )
+    for piece in source.pieces():
+        # qemu-img wants whole sectors of a piece, which the last one need not have
+        last = piece.offset + piece.size == source.data_size
+        tool.run(
+            tool.find('qemu_img'),
+            'convert',
+            '-n',
+            '--target-is-zero',
+            '--image-opts',
+            '--target-image-opts',
+            exported.options(
+                source.path,
+                source.format,
+                source.offset + piece.offset,
+                None if last else piece.size,
+            ),
+            exported.options(path, 'raw', offset + piece.target),
+            limits=limits.of_copy(piece.size),
+        )
+    if source.move is not None:
+        source.move.write_table(path, offset, source.disk_size)
     with open(path, 'r+b') as f:
         f.seek(info_block.BLOCK_OFFSET)
         f.write(info_block.info_block(size, page_map, uuidlib.uuid4()))

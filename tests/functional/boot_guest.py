@@ -55,15 +55,19 @@ class BootTestCase(backend.QemuTestCase):
         root_offset: int = 0,
         configuration: str | None = None,
         environment: str = '',
+        align: bool = False,
     ) -> None:
         """
         :param root_offset: of an ext4 root in the disk, for ``configuration``
         :param configuration: for the file grub.cfg
         :param environment: beside that, for grubenv: lines NAME=VALUE
+        :param align: as ``pcowctl template build --align``
         """
         namespace, place = self.directory / 'namespace', self.directory / 'inside'
         source = template.inspect_source(str(disk), disk_format)
-        total = template.virtual_size(source.virtual_size, info_block.PageMap.RAM)
+        if align:
+            source = template.aligned(source, str(self.directory))
+        total = template.virtual_size(source.disk_size, info_block.PageMap.RAM)
         template.write_namespace(str(namespace), source, total, info_block.PageMap.RAM)
         if configuration is not None:
             offset = info_block.data_offset(total, info_block.PageMap.RAM) + root_offset

@@ -23,17 +23,23 @@ BTRFS = rb'without DAX: btrfs has none'
 
 class BootMatrixTest(boot_guest.BootTestCase):
     def boots(
-        self, image: Image, words: bytes = b'', partition: int = 2, upgrade: str = ''
+        self,
+        image: Image,
+        words: bytes = b'',
+        partition: int = 2,
+        upgrade: str = '',
+        align: bool = False,
     ) -> None:
         """
         :param words: what the shim says, as a pattern: without any, the root has DAX and says none
         :param upgrade: a command in the guest that makes the newest kernel the next one
+        :param align: as ``pcowctl template build --align``
         """
         tree = boot_matrix.prepare(self.cache, image.suite)
         releases = boot_matrix.releases(tree)
         disk = self.directory / 'disk'
         boot_matrix.make(image, tree, disk)
-        self.make_image_of(disk, 'raw')
+        self.make_image_of(disk, 'raw', align=align)
         disk.unlink()
         said = words or rb'\A(?!.*the root on)'
         # systemd-boot has been told of one kernel, and update-grub finds them all
@@ -71,6 +77,10 @@ class BootMatrixTest(boot_guest.BootTestCase):
     @long.only_long
     def test_trixie_dos_grub_pc_ext4_unaligned(self) -> None:
         self.boots(Image('trixie', 'dos', 'grub-pc', 'ext4', 63), UNALIGNED, partition=1)
+
+    @long.only_long
+    def test_trixie_dos_grub_pc_ext4_aligned_by_us(self) -> None:
+        self.boots(Image('trixie', 'dos', 'grub-pc', 'ext4', 63), partition=1, align=True)
 
     @long.only_long
     def test_trixie_gpt_grub_efi_ext4(self) -> None:

@@ -22,7 +22,7 @@ packages_run=(qemu-utils qemu-system-data seabios ipxe-qemu libvirt-daemon libvi
 packages_openstack=(mariadb-server mariadb-client rabbitmq-server erlang-base genisoimage
     openssh-client openssh-server)
 # For the tests only.
-packages_test=(mmdebstrap genisoimage clang libclang-rt-14-dev ndctl xfsprogs fdisk apparmor openssh-client checkpolicy semodule-utils)
+packages_test=(mmdebstrap genisoimage ovmf clang libclang-rt-14-dev ndctl xfsprogs fdisk apparmor openssh-client checkpolicy semodule-utils)
 
 packages_missing() {
     local package

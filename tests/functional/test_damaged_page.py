@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of the runbook on damaged images, typed as they stand there, in the directory of the
+pool, on an image that is damaged so, until the guest's data are what they were.
+
+Not those for a template that another host has (chattr, and a second host: test_templates_protected,
+tests/vm), nor a base that is missing.
+"""
+
+import re
+import shlex
+import subprocess
+
+from pcow_driver.images import protection
+from tests.functional import images
+from tests.functional import test_pcowctl
+from tests.functional.images import KIB
+from tests.functional.images import MIB
+from tests.functional.images import SLAB
+
+PAGE = test_pcowctl.TOP / 'doc/source/howto/runbook-damaged-image.rst'
+OFFSET = test_pcowctl.OFFSET
+MIRROR = SLAB  # where the mirror of the metadata begins
+BITMAPS = MIB
+LOST = 4 * MIB  # in the guest's image; the page writes 64 KiB there
+HEADS = 3 * SLAB
+_COMMAND = re.compile(r'^ {4,7}((?:pcow-|pcowctl |cp |cmp ).*)$', re.MULTILINE)
+
+
+def commands(of: str) -> list[str]:
+    """Of one section of the page."""
+    text = PAGE.read_text()
+    text = text[text.index(f'\n{of}\n{"=" * len(of)}\n') :]
+    end = re.search(r'\n\n[A-Z][^\n]+\n====', text[1:])
+    return _COMMAND.findall(text[: end.start() + 1 if end else None])
+
+
+class DamagedPageTest(test_pcowctl.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.ctl('pool', 'create', 'fast', self.pool)
+        self.elsewhere = self.directory / 'elsewhere'
+        self.elsewhere.mkdir()
+        patterns = {'at_0': 0x11, 'at_1048576': 0x22, 'at_6291456': 0x33}
+        self.source = self.make_qcow2('debian12.qcow2', 8 * MIB, **patterns)
+        (self.pool / 'debian12.qcow2').symlink_to(self.source)
+        self.ctl('template', 'build', self.source, 'fast/debian12', '--source-format', 'qcow2')
+        self.ctl('image', 'create', 'fast/web1', '--template', 'debian12')
+        self.image = self.pool / 'web1.pcow'
+        self.ctl('snapshot', 'create', 'fast/web1', 'before-upgrade')
+        self.old = self.guest_view(self.image)
+        self.io(self.image, f'write -P 0xbb {LOST} 64k')
+        self.new = self.guest_view(self.image)
+        self.prelude = f'pcowctl() {{ {shlex.join(self.command())} "$@"; }}\n'
+
+    def type_in(self, line: str, exit_code: int = 0) -> str:
+        done = subprocess.run(
+            ('bash', '-c', self.prelude + line.replace('/elsewhere', str(self.elsewhere))),
+            cwd=self.pool,
+            env=self.environment | {'LC_ALL': 'C', 'PYTHONPATH': str(test_pcowctl.TOP)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        self.assertEqual(exit_code, done.returncode, f'{line}: {done.stdout}')
+        return done.stdout
+
+    def damage(self, *places: int) -> None:
+        """The page that says which pages of a slab are data, in the copies that begin there."""
+        for place in places:
+            images.patch(self.image, place + BITMAPS, bytes(4 * KIB))
+
+    def test_nothing_is_lost(self) -> None:
+        lines = commands('What to do')
+        self.damage(0)
+        self.type_in(lines[0])
+        self.assertIn('ERROR', self.type_in(lines[1], exit_code=2))
+        self.assertEqual('pcow-img check -r all web1.pcow', lines[2])
+        self.type_in(lines[2])
+        self.type_in(lines[3])
+        self.assertEqual(self.new, self.guest_view(self.image))
+
+    def test_something_is_lost(self) -> None:
+        lines = commands('What to do')
+        self.damage(0, MIRROR)
+        self.assertIn('Loss: ', self.type_in(lines[1], exit_code=2))
+        self.type_in(lines[2], exit_code=2)
+        accept = next(n for n, line in enumerate(lines) if '--accept-loss' in line)
+        rebase = next(n for n, line in enumerate(lines) if ' rebase ' in line)
+        for line in lines[accept:rebase]:
+            self.type_in(line)
+        self.assertEqual(self.new, self.guest_view(self.image))
+        self.assertIn('before-upgrade', self.type_in(lines[rebase + 1]))
+        self.type_in(lines[rebase + 2])
+        self.assertEqual(self.old, self.guest_view(self.image))
+
+    def test_damaged_data_of_a_template(self) -> None:
+        lines = commands('Data is damaged')
+        template = self.pool / 'debian12.pcow'
+        with protection.lifted(str(template)), template.open('r+b') as file:
+            file.seek(HEADS)
+            at = file.read(2 * SLAB).index(0x22)
+            file.seek(HEADS + at)
+            file.write(b'\x23')
+        scrub = lines[-1]
+        self.assertEqual('pcowctl pool scrub fast', scrub)
+        said = self.type_in(scrub, exit_code=2)
+        self.assertIn('debian12', said)
+        build = next(n for n, line in enumerate(lines) if 'template build' in line)
+        for line in lines[build:]:
+            said = self.type_in(line, exit_code=int(line.startswith('cmp')))
+            if line.startswith('cmp'):
+                self.assertEqual(1, len(said.splitlines()), said)
+                self.assertRegex(said, r'^ *\d+ +43 +42$')  # octal
+        self.assertEqual(self.new[OFFSET:], self.guest_view(self.image)[OFFSET:])
