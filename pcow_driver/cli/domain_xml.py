@@ -7,7 +7,6 @@ import os
 import uuid as uuidlib
 
 from cliff import command
-from oslo_log import log as logging
 
 from pcow_driver.cli import common
 from pcow_driver.common import exception
@@ -19,13 +18,11 @@ from pcow_driver.images import model
 from pcow_driver.pools import device
 from pcow_driver.virt import boot
 from pcow_driver.virt import disk_xml
-from pcow_driver.virt import domain as virt_domain
 from pcow_driver.virt import domain_xml
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.virt import seed
 from pcow_driver.vm import ram
 
-LOG = logging.getLogger(__name__)
 # what a guest on a disk has not: it is booted by firmware, and virsh keeps its state with no disk
 _OF_MEMORY = ('kernel', 'initrd', 'cmdline', 'carrier-disk', 'pmem', 'device', 'volatile', 'ram')
 
@@ -201,11 +198,6 @@ def _in_memory(
                 f"flushed when the host crashes; "
                 "take --device virtio-pmem, or say --volatile if that may be"
             )
-        )
-    if model_name == 'virtio-pmem' and not virt_domain.starts_virtio_pmem():
-        LOG.warning(
-            'the libvirt of this host is too old to start a guest with a virtio-pmem: take a newer '
-            'one, or --bus virtio, or, if a crash of the host may lose data, --volatile'
         )
     options = boot.memory_options(parsed_args.memory)  # all its devices are virtio
     if parsed_args.kernel is None:

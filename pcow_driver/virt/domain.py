@@ -34,8 +34,6 @@ from pcow_driver.virt import libvirt_xml
 from pcow_driver.virt import qemu_process
 
 LOG = logging.getLogger(__name__)
-# 9.0 cannot, and 11 has what it takes; when it came in between is not known here
-_VIRTIO_PMEM_SINCE = 9_001_000
 
 _QEMU = 'QEMU'  # who answers
 # QEMU's words while a checkpoint is taken, and seconds that it may take until it is durable, or in
@@ -73,19 +71,6 @@ def _import(name: str) -> Any:
                 f"{e}; install python3-libvirt, or 'pip install libvirt-python' with libvirt-dev"
             ),
         ) from None
-
-
-def starts_virtio_pmem() -> bool:
-    """Whether this host's libvirt can start a guest that has a virtio-pmem; True where it is not
-    known.
-
-    That of Debian 12 cannot: QEMU tells it of a memory device whose kind it does not know.
-    """
-    try:
-        number = int(_import('libvirt').getVersion())
-    except exception.LibvirtFailed:
-        return True
-    return number >= _VIRTIO_PMEM_SINCE
 
 
 @contextlib.contextmanager

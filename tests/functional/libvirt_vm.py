@@ -34,7 +34,10 @@ from tools.lib.quickstart import workplace
 
 GUEST = Path(__file__).parent / 'guest'
 HOOK = images.TOP / 'etc/libvirt/hooks/qemu.d/pcow'
-MODULES = ('nfit', 'nd_pmem', 'ext4', 'virtio_pci', 'virtio_console', 'virtio_net')
+MODULES = (
+    *('nfit', 'nd_pmem', 'virtio_pmem', 'ext4'),
+    *('virtio_pci', 'virtio_console', 'virtio_net'),
+)
 MEMORY = 160 * units.MIB
 PMEM = 64 * units.MIB
 SMALL = 8 * units.MIB
@@ -250,8 +253,8 @@ class Report:
 
 
 class Guest:
-    """A domain with one pcow NVDIMM and, unless without, a qcow2 disk of 1 MiB that takes the VM
-    states; its RAM may be an image as well.
+    """A domain with one pcow NVDIMM, or virtio-pmem, and, unless without, a qcow2 disk of 1 MiB
+    that takes the VM states; its RAM may be an image as well.
     """
 
     def __init__(
@@ -265,11 +268,13 @@ class Guest:
         ram: bool = False,
         bridge: str | None = None,
         address: str = '',
+        model: str = libvirt_xml.MODELS[0],
     ) -> None:
         """:param bridge: of the host, on which its network is
         :param address: its own there, with the length of the prefix; it echoes what comes to port 7
+        :param model: of the device that its memory is
         """
-        self.host = host
+        self.host, self._model = host, model
         self._bridge, self._address = bridge, address
         self.name = f'{host.run.domain_name}-{name}'
         self.image = host.place.image_path(name)
@@ -289,7 +294,7 @@ class Guest:
         spec = domain_xml.Domain(
             name=self.name,
             memory=MEMORY,
-            nvdimms=[libvirt_xml.Nvdimm(path=str(self.image), size=size)],
+            nvdimms=[libvirt_xml.Nvdimm(path=str(self.image), size=size, model=self._model)],
             kernel=str(self.host.kernel),
             initrd=str(self.host.initrd),
             cmdline=f'console=ttyS0 quiet panic=-1 pcow.address={self._address}',

@@ -127,10 +127,11 @@ class Qemu:
 
     def address(self, device: str) -> int:
         """Where an NVDIMM or a virtio-pmem device lies in guest memory."""
-        device_of = {
-            entry['data']['id']: entry['data'] for entry in self.qmp('query-memory-devices')
-        }
-        return int(device_of[device].get('addr') or device_of[device]['memaddr'])
+        listed = {entry['data']['id']: entry['data'] for entry in self.qmp('query-memory-devices')}
+        if device in listed:
+            return int(listed[device]['addr'])
+        path = f'/machine/peripheral/{device}'
+        return int(self.qmp('qom-get', path=path, property='memaddr'))
 
     def ask(self, line: str) -> str:
         """Answer to a command of the qtest protocol, without its OK."""

@@ -226,6 +226,7 @@ class TestInterrupt(MainJobTestCase):
     def test_while_the_template_is_made(self) -> None:
         self.interrupt('[3]', 0.7, 1)
 
+    @long.only_long
     def test_while_libvirtd_starts(self) -> None:
         self.interrupt('[4]', 0.05, 1)
 

@@ -12,6 +12,7 @@ import re
 from pcow_driver.common import exception
 from tests.functional import images
 from tests.functional import libvirt_vm
+from tests.functional import long
 
 
 class VirshTestCase(libvirt_vm.HostTestCase):
@@ -146,6 +147,7 @@ class TestSession(VirshTestCase):
                 )
         return '\n'.join(lines) + '\n'
 
+    @long.only_long
     def test_the_guest_would_notice(self) -> None:
         """The check can fail: a few bytes of its persistent memory are changed behind its back."""
         guest = self.guest()

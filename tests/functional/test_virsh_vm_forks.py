@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from pcow_driver.virt import fork_xml
 from tests.functional import images
 from tests.functional import libvirt_vm
+from tests.functional import long
 from tests.functional import test_virsh_checkpoints
 
 _ETHERNET = 0x0200  # class of a PCI device
@@ -210,6 +211,7 @@ class ForkTest(test_virsh_checkpoints.CheckpointTestCase):
                     [{'devices': item.get('pci_bridge', {}).get('devices', [])}]
                 )
 
+    @long.only_long
     def test_guest_that_would_not_learn_of_it(self) -> None:
         guest = self.guest('plain', ram=True)
         root = ET.fromstring(self.host.virsh('dumpxml', '--inactive', guest.name))

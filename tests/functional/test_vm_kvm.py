@@ -211,7 +211,7 @@ class KvmTest(VmTestCase):
 
 
 class TcgTest(VmTestCase):
-    SCENARIOS = ('stores', 'pool-full', 'saved-state', 'live-migration', 'guest-ram', 'virtio-pmem')
+    SCENARIOS = ('stores', 'pool-full', 'guest-ram', 'virtio-pmem')
 
     def check(self, found: list[dict[str, Any]]) -> None:
         for result in found:

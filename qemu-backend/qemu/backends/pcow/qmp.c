@@ -14,6 +14,7 @@
 #include "qemu/uuid.h"
 #include "system/cpus.h"
 #include "system/hostmem-pcow.h"
+#include "system/pcow-compat.h"
 #include "system/runstate.h"
 #include "system/system.h"
 
@@ -202,6 +203,36 @@ static Object *find_front_end(HostMemPcow *pcow, const char **type)
     }
     qapi_free_MemoryDeviceInfoList(list);
     return device;
+}
+
+static bool is_virtio_pmem_on_image(const MemoryDeviceInfo *device)
+{
+    Object *backend;
+
+    if (device->type != MEMORY_DEVICE_INFO_KIND_VIRTIO_PMEM) {
+        return false;
+    }
+    backend = object_resolve_path_type(device->u.virtio_pmem.data->memdev,
+                                       TYPE_MEMORY_BACKEND, NULL);
+    return backend && MEMORY_BACKEND(backend)->mr.ram_block->pcow;
+}
+
+MemoryDeviceInfoList *hostmem_pcow_listed(MemoryDeviceInfoList *devices)
+{
+    MemoryDeviceInfoList **link = &devices;
+
+    while (*link) {
+        MemoryDeviceInfoList *one = *link;
+
+        if (is_virtio_pmem_on_image(one->value)) {
+            *link = one->next;
+            one->next = NULL;
+            qapi_free_MemoryDeviceInfoList(one);
+        } else {
+            link = &one->next;
+        }
+    }
+    return devices;
 }
 
 static PcowFailureList *failures(enum pcow_persistence persistence,

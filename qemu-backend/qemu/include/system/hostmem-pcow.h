@@ -152,6 +152,15 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
                         uint64_t offset, bool discard_data, Error **errp);
 void hostmem_pcow_finalize(HostMemPcow *pcow);
 
+/*
+ * What query-memory-devices lists of @devices, which it takes: all but a
+ * virtio-pmem on an image.  libvirt 9.0 starts no domain that has one, and
+ * ends one that it finds running, as it does not know the kind.
+ * Later ones note its address, which is the same without: none can be
+ * unplugged, so their order tells it.
+ */
+MemoryDeviceInfoList *hostmem_pcow_listed(MemoryDeviceInfoList *devices);
+
 /* Call @fn for each pcow backend until it returns false; returns the last. */
 typedef bool HostMemPcowFn(HostMemPcow *pcow, void *opaque, Error **errp);
 bool hostmem_pcow_foreach(HostMemPcowFn *fn, void *opaque, Error **errp);
