@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""modules.py ARCHIVE SOURCES [TABLE]: which file of libpcow calls which, that no files, nor
+"""modules.py ARCHIVE SOURCES [TABLE PICTURE]: which file of libpcow calls which, that no files, nor
 folders, call or include each other in a circle, that nobody but the table of engines knows one of
-them, and that the documentation has the table of the folders.
+them, and that the documentation has the table of the folders, and the picture.
 
---table prints that, --dot the folders and their calls for Graphviz, --dot FOLDER the files of one.
+--table and --picture print those, --dot the folders and their calls for Graphviz, --dot FOLDER the
+files of one.
 """
 
 from collections.abc import Iterable
@@ -71,6 +72,46 @@ def table(folders: Graph, sources: Path) -> str:
     return '\n'.join(rows) + '\n'
 
 
+def reduced(graph: Graph) -> Graph:
+    """Without the calls that others imply: A -> C where there are A -> B and B -> C."""
+
+    def below(one: str) -> set[str]:
+        return graph[one].union(*(below(other) for other in graph[one]))
+
+    return {
+        one: called - set().union(*(below(other) for other in called))
+        for one, called in graph.items()
+    }
+
+
+def picture(folders: Graph) -> str:
+    """The folders, callers above, for tools/lib/docs/picture.py."""
+    arrows, row, below = reduced(folders), dict.fromkeys(folders, 0), dict.fromkeys(folders, 0)
+    column: dict[str, int] = {}
+    order = [*graphlib.TopologicalSorter(folders).static_order()][::-1]
+    for one in order:
+        for called in folders[one]:
+            row[called] = max(row[called], row[one] + 1)
+    for one in reversed(order):
+        below[one] = max((below[called] + 1 for called in folders[one]), default=0)
+    lines = [
+        '# written by libpcow/modules.py --picture',
+        'alt The folders of libpcow. Each calls those that its arrows lead to, and may call all',
+        'alt that are below these; none calls one above it.',
+        'grid 150 62',
+    ]
+    # the longest way down is the first column
+    for one in sorted(folders, key=lambda one: (row[one], -below[one], one)):
+        column[one] = sum(row[other] == row[one] for other in column)
+        lines.append(f'box {one} {column[one]} {row[one]} 0.8x0.55 plain | {one}')
+    lines += [
+        f'arrow {one} {called}{".right" if column[called] < column[one] else ""}'
+        for one in order
+        for called in sorted(arrows[one])
+    ]
+    return '\n'.join(lines) + '\n'
+
+
 def _without_lines(text: str) -> list[list[str]]:
     """Those of a table may have changed since."""
     return sorted([line.split()[0], *line.split()[4:]] for line in text.splitlines() if line)
@@ -130,6 +171,9 @@ def main(arguments: list[str]) -> int:
         case ['--table']:
             print(table(folders, sources), end='')
             return 0
+        case ['--picture']:
+            print(picture(folders), end='')
+            return 0
     includes = read_includes(sources)
     wrong = [
         f'{one} {verb} {", ".join(sorted(whom[one] & set(circle)))}, in a circle'
@@ -138,9 +182,12 @@ def main(arguments: list[str]) -> int:
         for one in circle
     ]
     wrong += [f'past the interface of engines: {intruder}' for intruder in find_intruders(graph)]
-    for path in arguments[2:]:
-        if _without_lines(Path(path).read_text()) != _without_lines(table(folders, sources)):
-            wrong.append(f'{path} is of before: write it with --table')
+    if arguments[2:]:
+        seen, drawn = map(Path, arguments[2:])
+        if _without_lines(seen.read_text()) != _without_lines(table(folders, sources)):
+            wrong.append(f'{seen} is of before: write it with --table')
+        if drawn.read_text() != picture(folders):
+            wrong.append(f'{drawn} is of before: write it with --picture')
     print(*wrong, sep='\n', end='\n' if wrong else '')
     print(
         f'{len(graph)} files in {len(folders)} folders, {sum(map(len, graph.values()))} calls, '
