@@ -74,6 +74,23 @@ def size_argument(text: str) -> int:
     return size
 
 
+def add_max_wait(parser: argparse.ArgumentParser, disks: str) -> None:
+    """:param disks: which ones"""
+    parser.add_argument(
+        '--max-wait',
+        type=_milliseconds,
+        metavar='MS',
+        help=f'Milliseconds to wait for requests of disks {disks}; default: 100. If they take '
+        'longer, nothing is changed, and the guest has run on.',
+    )
+
+
+def _milliseconds(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 32:
+        raise argparse.ArgumentTypeError(f'{text!r} is no number of milliseconds')
+    return int(text)
+
+
 def image_size(command: cliff_command.Command, size: int) -> int:
     """A virtual size, rounded up to what an image can have, as pcow-img does and says it."""
     rounded = units.round_up(size, units.SLAB_SIZE)

@@ -82,18 +82,22 @@ class Create(_SnapshotCommand):
             action='store_true',
             help="With --domain: have the guest's agent freeze its file systems for the moment.",
         )
+        common.add_max_wait(parser, 'whose buffers are in the image, with --domain')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         path, (name,) = self._target.resolve(parsed_args)
         if path is not None:
-            if parsed_args.quiesce:
-                raise exception.UsageInvalid(reason='--quiesce goes with --domain')
+            for option in ('quiesce', 'max-wait'):
+                if getattr(parsed_args, option.replace('-', '_')):
+                    raise exception.UsageInvalid(reason=f'--{option} goes with --domain')
             with room.for_snapshot(path):
                 image.snapshot_create(path, name)
             return
         with _domain(parsed_args) as found:
-            found.snapshot_create(name, parsed_args.device, quiesce=parsed_args.quiesce)
+            found.snapshot_create(
+                name, parsed_args.device, quiesce=parsed_args.quiesce, max_wait=parsed_args.max_wait
+            )
 
 
 class Revert(_SnapshotCommand):

@@ -50,13 +50,15 @@ class Checkpoint(show.ShowOne):
     """Keep RAM, devices and persistent memory of a VM as they are now; the guest goes on."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        return _add_words(super().get_parser(prog_name))
+        parser = _add_words(super().get_parser(prog_name))
+        common.add_max_wait(parser, 'that it only reads')
+        return parser
 
     def take_action(
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         with _domain(parsed_args) as found:
-            taken = checkpoint.take(found, parsed_args.name)
+            taken = checkpoint.take(found, parsed_args.name, max_wait=parsed_args.max_wait)
         return (
             ('name', 'pause', 'durable after', 'VM state size'),
             (
@@ -124,11 +126,16 @@ class Revert(_Quiet):
     started.
     """
 
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        common.add_max_wait(parser, 'that it only reads')
+        return parser
+
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         with _domain(parsed_args) as found:
             with records.alone(found.uuid):
                 records.check_mine(found.uuid)
-                done = checkpoint.revert(found, parsed_args.name)
+                done = checkpoint.revert(found, parsed_args.name, max_wait=parsed_args.max_wait)
                 runs.note_revert(found, parsed_args.name)
         started = ', started anew' if done.started else ''
         self._say(

@@ -419,7 +419,8 @@ class Domain:
         of it. Names are not used twice so soon.
         """
         monitor, bare = _import('libvirt_qemu').qemuMonitorCommand, libvirt_call.bare(self._domain)
-        request = json.dumps({'execute': command, 'arguments': arguments})
+        named = {key: value for key, value in arguments.items() if key in ('id', 'name')}
+        request = json.dumps({'execute': command, 'arguments': named})
 
         def undo(answer: str | None) -> None:
             if answer is not None and 'return' in json.loads(answer):
@@ -478,11 +479,18 @@ class Domain:
         return [model.Reader(item, command, _QEMU).fields for item in answer]
 
     def snapshot_create(
-        self, name: str, device: str | None = None, *, quiesce: bool = False
+        self,
+        name: str,
+        device: str | None = None,
+        *,
+        quiesce: bool = False,
+        max_wait: int | None = None,
     ) -> None:
         """Freeze the active layer; a running guest is paused for that moment by QEMU, and one
         whose image is a disk goes on between two of its requests.
 
+        :param max_wait: milliseconds to wait for requests of disks whose buffers are in the image;
+            by default QEMU's, 100
         :param quiesce: have the guest's agent write out and freeze its file systems meanwhile
         :raises DomainInvalid: ``quiesce``, and the guest's agent does not answer, or cannot freeze
         :raises StillFrozen: the same, the snapshot was made, and the agent cannot thaw
@@ -500,7 +508,8 @@ class Domain:
         else:
             # its agent and its QEMU answer when they like, and others need the pool meanwhile
             with room.for_long_snapshot(found.path), quiet:
-                self.qmp('pcow-snapshot-create', id=self._backend(found), name=name)
+                limit = {} if max_wait is None else {'max-wait': max_wait}
+                self.qmp('pcow-snapshot-create', id=self._backend(found), name=name, **limit)
 
     def snapshot_list(self, device: str | None = None) -> list[model.Snapshot]:
         return image.snapshot_list(self.select(device).path, force_share=self.active())

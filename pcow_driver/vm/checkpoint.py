@@ -26,9 +26,12 @@ from pcow_driver.vm import state_room
 from pcow_driver.vm import tree
 
 
-def take(found: machine.Machine, name: str, *, last: bool = False) -> model.Taken:
+def take(
+    found: machine.Machine, name: str, *, last: bool = False, max_wait: int | None = None
+) -> model.Taken:
     """Keep what the VM is at this instant; the guest goes on, or stays paused if it was.
 
+    :param max_wait: milliseconds to wait for disks that it only reads; by default QEMU's, 100
     :param last: the guest stores nothing after it, so it needs no room for that; its state has what
         is kept for it, or what the guest has not stored
     :raises InvalidName:
@@ -54,17 +57,19 @@ def take(found: machine.Machine, name: str, *, last: bool = False) -> model.Take
                     *found.writable(), beside=functools.partial(state_room.of_state, found)
                 )
             )
-        reply = _command(found, 'pcow-checkpoint-create', name)
+        reply = _command(found, 'pcow-checkpoint-create', name, max_wait)
     return model.Taken.from_json(reply)
 
 
-def revert(found: machine.Machine, name: str) -> model.Reverted:
+def revert(found: machine.Machine, name: str, *, max_wait: int | None = None) -> model.Reverted:
     """Go back to a checkpoint, in the same QEMU; what the guest has stored since is dropped, and
     every other branch of the tree stays.
 
     A guest that runs goes on from there, one that is paused, or has crashed, is paused. A domain
     that is off is started, paused, and runs when it is there; if that fails it is off again.
 
+    :param max_wait: milliseconds for which a guest that runs may stand for what was asked of disks
+        that it only reads; by default QEMU's, 100
     :raises InvalidName:
     :raises DomainInvalid: its RAM is no image
     :raises CheckpointNotFound: it is off, and has none of that name
@@ -73,7 +78,7 @@ def revert(found: machine.Machine, name: str) -> model.Reverted:
     names.check_snapshot_name(name)
     with _alone(found):
         if found.active():
-            return _revert(found, name, started=False)
+            return _revert(found, name, started=False, max_wait=max_wait)
         return _start_at(found, name, run=True)
 
 
@@ -145,8 +150,10 @@ def _alone(found: machine.Machine) -> contextlib.AbstractContextManager[None]:
     return locks.lock(f'vm-{found.uuid}', own=True)
 
 
-def _revert(found: machine.Machine, name: str, *, started: bool) -> model.Reverted:
-    reply = _command(found, 'pcow-checkpoint-revert', name)
+def _revert(
+    found: machine.Machine, name: str, *, started: bool, max_wait: int | None = None
+) -> model.Reverted:
+    reply = _command(found, 'pcow-checkpoint-revert', name, max_wait)
     time = _reader(reply, 'pcow-checkpoint-revert').integer('time')
     return model.Reverted(time=time, started=started)
 
@@ -155,10 +162,11 @@ def _reader(reply: Any, command: str) -> image_model.Reader:
     return image_model.Reader(reply, command, 'QEMU')
 
 
-def _command(found: machine.Machine, command: str, name: str) -> Any:
+def _command(found: machine.Machine, command: str, name: str, max_wait: int | None = None) -> Any:
     """:raises DomainInvalid: RAM is an image in the XML, and not in QEMU"""
+    limit = {} if max_wait is None else {'max-wait': max_wait}
     try:
-        return found.qmp(command, name=name)
+        return found.qmp(command, name=name, **limit)
     except exception.QmpFailed as e:
         ram = found.ram()
         # without a class nobody has answered

@@ -30,7 +30,12 @@ class _Guest(domain.Domain):
         return True
 
     def snapshot_create(
-        self, name: str, device: str | None = None, *, quiesce: bool = False
+        self,
+        name: str,
+        device: str | None = None,
+        *,
+        quiesce: bool = False,
+        max_wait: int | None = None,
     ) -> None:
         image.snapshot_create(self.select(device).path, name)
 

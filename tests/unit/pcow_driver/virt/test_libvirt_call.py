@@ -189,13 +189,16 @@ class DomainTest(LibvirtCallCase):
         self.recorded = test_domain.RecordedDomain([str(image)], True)
         self.recorded.monitor = self.monitor
         self.found = domain.Domain(self.recorded, 'vm')
-        self.stands_at = 'query-status'
+        self.stands_at, self.limited = 'query-status', False
 
     def monitor(self, command: str) -> str:
-        name = json.loads(command)['execute']
+        request = json.loads(command)
+        name = request['execute']
         if name == self.stands_at:
             self.standing.wait()
         self.recorded.calls.append(name)
+        limited = 'max-wait' in request.get('arguments', {})
+        self.assertEqual(name == 'pcow-snapshot-create' and self.limited, limited, command)
         return json.dumps(self.recorded.reply)
 
     def test_nothing_is_begun(self) -> None:
@@ -212,10 +215,13 @@ class DomainTest(LibvirtCallCase):
     def given_up(self, **reply: Any) -> None:
         self.useFixture(fixtures.MonkeyPatch('pcow_driver.virt.libvirt_call._LONG', 1))
         self.stands_at, self.recorded.reply = 'pcow-snapshot-create', {'return': {}}
+        self.limited = True
         self.found.check_answers()
         self.recorded.reply, self.recorded.calls = reply, []
         with mock.patch.object(domain.Domain, 'check_answers'):
-            self.no_answer(lambda: self.found.snapshot_create('s1'), 'pcow-snapshot-create')
+            self.no_answer(
+                lambda: self.found.snapshot_create('s1', max_wait=7), 'pcow-snapshot-create'
+            )
         self.assertEqual([], self.recorded.calls)
         self.standing.go_on()
 

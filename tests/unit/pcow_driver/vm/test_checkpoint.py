@@ -28,6 +28,11 @@ class TakeTest(recorded.TestCase):
         self.assertEqual([('pcow-checkpoint-create', {'name': 'warm'})], self.recorded.calls)
         self.assertEqual([], self.logged())
 
+    def test_limit_for_slow_disks(self) -> None:
+        checkpoint.take(self.found, 'warm', max_wait=250)
+        limited = ('pcow-checkpoint-create', {'name': 'warm', 'max-wait': 250})
+        self.assertEqual([limited], self.recorded.calls)
+
     def test_names(self) -> None:
         for name in ('', 'a\nb', '-x', '.checkpoint-1', '.deleting-1', '.loading-1'):
             self.assertRaises(exception.InvalidName, checkpoint.take, self.found, name)
