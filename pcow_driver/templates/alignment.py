@@ -8,7 +8,9 @@ partition begins on the disk.
 
 The partition goes up by less than 2 MiB, and the disk grows by as much. Its contents, UUIDs and
 number stay. The table is sfdisk's work, on a sparse file that has the first bytes of the disk: of
-what a tenant has made nothing else is parsed, and the file is what it is written to.
+what a tenant has made nothing else is parsed, and the file is what it is written to. What sfdisk
+does not see all of there (a GPT that lies elsewhere, logical partitions), or would leave half
+changed (a hybrid MBR), is refused.
 """
 
 from __future__ import annotations
@@ -17,16 +19,24 @@ from collections.abc import Iterator
 import dataclasses
 import os
 
+from oslo_log import log as logging
+
 from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
+from pcow_driver.common import workspace
 from pcow_driver.images import model
 from pcow_driver.templates import exported
 from pcow_driver.templates import limits
 
+LOG = logging.getLogger(__name__)
+
 _SECTOR = 512
-_HEAD = units.MIB  # has the table: that of GPT ends at 17 KiB
-_BACKUP = 33 * _SECTOR  # of GPT, at the end of the disk
+_HEAD = units.MIB  # has the table: that of GPT ends at 17 KiB, unless it has many entries
+# of an MBR: four entries, each with its type at byte 4
+_ENTRIES, _ENTRY, _TYPE = 446, 16, 4
+_WHOLE_DISK = 0xEE  # what an MBR says beside a GPT
+_EXTENDED = {'5', 'f', '85'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Move:
     distance: int
     table: str  # path: the new disk, of which there are its first sectors and its last
     head: int  # bytes at the start that are not in a partition
+    tail: int  # bytes at the end that are the table's
 
     def pieces(self, size: int) -> Iterator[Piece]:
         """What to copy of a source of ``size`` bytes."""
@@ -56,13 +67,30 @@ class Move:
         """Write the table of the new disk, of ``size`` bytes, which begins there in the file."""
         size -= size % _SECTOR
         with open(self.table, 'rb') as table, open(path, 'r+b') as file:
-            for at, length in ((0, self.head), (size - _BACKUP, _BACKUP)):
+            for at, length in ((0, self.head), (size - self.tail, self.tail)):
                 table.seek(at)
-                data = table.read(length)
-                # an MBR has none at the end, and what is there belongs to the partition
-                if at == 0 or data.startswith(b'EFI PART', _BACKUP - _SECTOR):
-                    file.seek(offset + at)
-                    file.write(data)
+                file.seek(offset + at)
+                file.write(table.read(length))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Partition:
+    number: int
+    start: int  # sectors
+    sectors: int
+    type: str
+
+    @property
+    def end(self) -> int:
+        return self.start + self.sectors
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    label: str  # gpt or dos, what else there may be
+    first: int  # sector that may be a partition's
+    last: int | None  # the same, of GPT
+    partitions: list[_Partition]
 
 
 def plan(path: str, image_format: str, size: int, offset: int, directory: str) -> Move | None:
@@ -71,64 +99,108 @@ def plan(path: str, image_format: str, size: int, offset: int, directory: str) -
 
     :param size: of its data, in bytes
     :param offset: of its data, in the source
-    :param directory: for the table
+    :param directory: for the table, in ``[pcow] conversion_dir``
     :raises SourceRejected: that cannot be done
     :raises PackageMissing: there is no sfdisk
+    :raises ConversionDirUnusable:
     """
     program = tool.find_system('sfdisk', 'fdisk')
-    table = os.path.join(directory, 'table')
-    exported.read(path, image_format, offset, _HEAD, table)
-    os.truncate(table, size)
-    found = _partitions(program, table)
-    if not found:
+    place = os.path.join(directory, 'table')
+    exported.read(path, image_format, offset, _HEAD, place)
+    with workspace.errors():
+        os.truncate(place, size)
+    table = _read(program, place)
+    if table is None or not table.partitions:
+        LOG.warning('%s has no partitions that sfdisk knows: it stays as it is', path)
         return None
-    number, start, sectors = max(found, key=lambda one: one[2])
-    distance = -start * _SECTOR % units.SLAB_SIZE
-    if not distance:
+    largest = max(table.partitions, key=lambda one: (one.sectors, one.start))
+    distance = -largest.start * _SECTOR % units.SLAB_SIZE
+    reason = _not_seen(table)
+    if reason is None and not distance:
         return None
-    others = [one for one in found if one[0] != number]
-    reason = None
-    if any(before + length > start for _number, before, length in others):
-        reason = 'as it is not the last one on the disk'
-    elif start == 0 or (start + sectors) * _SECTOR > size:
-        reason = 'as its table has it end where the disk does not reach'
+    reason = reason or _unmovable(table, largest, size, place)
     if reason is not None:
         raise exception.SourceRejected(
             path=path,
-            reason=f'partition {number} cannot be moved to a multiple of 2 MiB, {reason}; '
-            'without --align its guests map it by 4 KiB',
+            reason=f'partition {largest.number} cannot be moved to a multiple of 2 MiB, {reason}; '
+            'without --align its guests may map it by 4 KiB',
         )
-    _rewrite(program, table, number, start + distance // _SECTOR, sectors, size + distance)
-    first = min(other for _number, other, _sectors in found)
-    return Move(start * _SECTOR, distance, table, min(first * _SECTOR, _HEAD))
+    with workspace.errors():
+        os.truncate(place, size + distance)
+    _rewrite(program, place, largest, largest.start + distance // _SECTOR)
+    made = _read(program, place)
+    tail = 0
+    if made is not None and made.last is not None:
+        tail = (size + distance) // _SECTOR - (made.last + 1)
+    first = min(one.start for one in table.partitions)
+    return Move(
+        largest.start * _SECTOR, distance, place, min(first * _SECTOR, _HEAD), tail * _SECTOR
+    )
 
 
-def _partitions(program: str, table: str) -> list[tuple[int, int, int]]:
-    """Number, first sector and sectors of each."""
+def _not_seen(table: _Table) -> str | None:
+    """Why what is listed may not be all that there is."""
+    types = {one.type.lower() for one in table.partitions}
+    if table.label not in ('gpt', 'dos') or f'{_WHOLE_DISK:x}' in types:
+        return 'as the table is no MBR, and no GPT that is whole at the start of the disk'
+    if types & _EXTENDED:
+        return 'as there is an extended one, with more of them inside'
+    return None
+
+
+def _unmovable(table: _Table, largest: _Partition, size: int, place: str) -> str | None:
+    """Why the partition stays where it is."""
+    if table.label == 'gpt' and _other_slots(place):
+        return 'as an MBR beside the GPT names partitions, too'
+    if any(one.start < table.first or one.end * _SECTOR > size for one in table.partitions):
+        return 'as its table has one where no partition can be'
+    if any(one.end > largest.start for one in table.partitions if one is not largest):
+        return 'as it is not the last one on the disk'
+    return None
+
+
+def _other_slots(table: str) -> bool:
+    """Whether its MBR names more than the whole disk."""
+    with open(table, 'rb') as file:
+        sector = file.read(_SECTOR)
+    types = sector[_ENTRIES + _TYPE : _ENTRIES + 4 * _ENTRY : _ENTRY]
+    return any(kind not in (0, _WHOLE_DISK) for kind in types)
+
+
+def _read(program: str, table: str) -> _Table | None:
+    """None: there is none that sfdisk knows."""
     try:
         output = tool.run_json(program, '--json', table, limits=limits.of_look(0))
-    except exception.ToolFailed:  # it has no table that sfdisk knows
-        return []
-    read = model.Reader(output, 'json', 'sfdisk')
-    listed = [
-        model.Reader(one, 'json', 'sfdisk')
-        for one in read.object('partitiontable').array('partitions')
-    ]
-    return [
-        (int(one.string('node').removeprefix(table)), one.integer('start'), one.integer('size'))
-        for one in listed
-    ]
+    except exception.ToolFailed:
+        return None
+    read = model.Reader(output, 'json', 'sfdisk').object('partitiontable')
+    if read.integer('sectorsize') != _SECTOR:
+        return None
+    listed = [model.Reader(one, 'json', 'sfdisk') for one in read.fields.get('partitions', ())]
+    return _Table(
+        read.string('label'),
+        read.integer('firstlba', 1),
+        read.optional_integer('lastlba'),
+        [
+            _Partition(
+                int(one.string('node').removeprefix(table)),
+                one.integer('start'),
+                one.integer('size'),
+                one.string('type'),
+            )
+            for one in listed
+        ],
+    )
 
 
-def _rewrite(program: str, table: str, number: int, start: int, sectors: int, size: int) -> None:
-    os.truncate(table, size)
+def _rewrite(program: str, table: str, partition: _Partition, start: int) -> None:
     script = f'{table}.script'
-    with open(script, 'w', encoding='ascii') as file:
-        file.write(f'start={start}, size={sectors}\n')
+    with workspace.errors(), open(script, 'w', encoding='ascii') as file:
+        file.write(f'start={start}, size={partition.sectors}\n')
     tool.run(
         program,
         *('--quiet', '--no-reread', '--no-tell-kernel', '--wipe=never', '--wipe-partitions=never'),
-        f'--partno={number}',
+        f'--partno={partition.number}',
         table,
         stdin=script,
         limits=limits.of_look(0),

@@ -215,6 +215,7 @@ def build(
             source, offset=exported.data_offset(source.path, source.format, source.virtual_size)
         )
         if align:
+            virtual_size(source.data_size, page_map, size)
             source = aligned(source, stack.enter_context(workspace.directory('template')))
         total = virtual_size(source.disk_size, page_map, size)
         if accept is not None:

@@ -156,6 +156,10 @@ class Domain:
             firmware = ET.SubElement(boot, 'firmware')
             ET.SubElement(firmware, 'feature', enabled='no', name='secure-boot')
         ET.SubElement(boot, 'boot', dev='hd')
+        if self.firmware == 'bios':
+            # There is no display: the BIOS has one on the serial port for boot loaders. GRUB asks
+            # for one, and waits for ever where nothing answers.
+            ET.SubElement(boot, 'bios', useserial='yes')
 
     def _add_memory(self, domain: ET.Element) -> None:
         if not self.nvdimms:

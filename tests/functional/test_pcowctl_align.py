@@ -13,7 +13,7 @@ from tests.functional import test_pcowctl
 from tests.functional.images import MIB
 
 SECTOR = 512
-SIZE = 64 * MIB
+SIZE = 40 * MIB
 GPT = """label: gpt
 size=8192, type=21686148-6449-6E6F-744E-656564454649
 size=10240, type=U
@@ -35,14 +35,14 @@ class AlignTest(test_pcowctl.TestCase):
         subprocess.run(('/sbin/sfdisk', '-q', path), input=script, text=True, check=True)
 
     def make_disk(self, script: str, size: int = SIZE) -> Path:
-        """Of random bytes, but for half of its largest partition."""
+        """Of random bytes to its end, but for some in the middle."""
         path = self.directory / 'disk.raw'
         data = random.Random(script).randbytes(size // 2)
         path.write_bytes(data)
         with path.open('r+b') as file:
             file.truncate(size)
             file.seek(size - MIB)
-            file.write(data[: MIB // 2])
+            file.write(data[:MIB])
             file.seek(0)
             file.write(bytes(MIB // 2))
         self.sfdisk(path, script)
@@ -88,8 +88,8 @@ class AlignTest(test_pcowctl.TestCase):
         )
 
     def test_tables(self) -> None:
-        for script in (GPT, MBR):
-            with self.subTest(script.split('\n', 1)[0]):
+        for script in (GPT, GPT.replace('gpt', 'gpt\ntable-length: 4'), MBR):
+            with self.subTest(script.partition('\nsize')[0]):
                 source = self.make_disk(script)
                 start = self.table(source)['partitions'][-1]['start'] * SECTOR
                 distance = -start % (2 * MIB)
@@ -121,18 +121,47 @@ class AlignTest(test_pcowctl.TestCase):
         start = self.table(source)['partitions'][-1]['start'] * SECTOR
         self.check(source, self.build(exported, 'qcow2'), -start % (2 * MIB))
 
-    def test_what_cannot_be_moved(self) -> None:
-        words = ('template', 'build', self.directory / 'disk.raw', 'p/t', '--align')
-        format_words = ('--source-format', 'raw')
-        self.make_disk('label: gpt\nstart=2048, size=65536\nstart=69632, size=4096\n')
-        said = self.fails(*words, *format_words)
-        self.assertIn('partition 1 cannot be moved', said)
-        self.assertIn('not the last one on the disk', said)
-        # its end is made up: sfdisk lists what is there
-        disk = self.make_disk('label: dos\nstart=2048, type=83\n')
-        with disk.open('r+b') as file:
-            file.seek(446 + 12)
-            file.write((1 << 31).to_bytes(4, 'little'))
-        self.assertIn('where the disk does not reach', self.fails(*words, *format_words))
+    def test_many_entries(self) -> None:
+        """Their list ends behind 17 KiB."""
+        source = self.make_disk('label: gpt\ntable-length: 512\nsize=10000\nname=root\n')
+        start = self.table(source)['partitions'][-1]['start'] * SECTOR
+        self.check(source, self.build(source, 'raw'), -start % (2 * MIB))
+
+    def refused(self) -> str:
+        said = self.fails(
+            *('template', 'build', self.directory / 'disk.raw', 'p/t', '--align'),
+            *('--source-format', 'raw'),
+        )
         self.assertEqual([], self.show('template', 'list'))
         self.assertEqual([], list(self.directory.glob('pcow-template-*')))
+        return said
+
+    def patch(self, path: Path, offset: int, data: bytes) -> None:
+        with path.open('r+b') as file:
+            file.seek(offset)
+            file.write(data)
+
+    def test_what_cannot_be_moved(self) -> None:
+        self.make_disk('label: gpt\nstart=2048, size=65536\nstart=69632, size=4096\n')
+        said = self.refused()
+        self.assertIn('partition 1 cannot be moved', said)
+        self.assertIn('not the last one on the disk', said)
+        disk = self.make_disk('label: dos\nstart=2047, type=83\n')
+        self.patch(disk, 446 + 12, (1 << 31).to_bytes(4, 'little'))  # its sectors
+        self.assertIn('where no partition can be', self.refused())
+        # one that holds the table itself, as on a disk that is a CD-ROM as well
+        disk = self.make_disk('label: dos\nstart=2048, size=4096\nstart=9313, type=83\n')
+        self.patch(disk, 446 + 8, bytes(4))
+        self.assertIn('where no partition can be', self.refused())
+
+    def test_what_is_not_seen_as_a_whole(self) -> None:
+        disk = self.make_disk(GPT)
+        self.patch(disk, SECTOR, bytes(SECTOR))  # there is a second one, at the end
+        self.assertIn('no GPT that is whole', self.refused())
+        disk = self.make_disk(GPT)
+        # where others look
+        slot = b'\0\0\0\0\x83\0\0\0' + (2048).to_bytes(4, 'little') * 2
+        self.patch(disk, 446 + 16, slot)
+        self.assertIn('an MBR beside the GPT', self.refused())
+        self.make_disk('label: dos\nsize=4096\ntype=5\nstart=10241, type=83\n')
+        self.assertIn('an extended one', self.refused())

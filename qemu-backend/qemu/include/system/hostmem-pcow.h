@@ -156,8 +156,9 @@ void hostmem_pcow_finalize(HostMemPcow *pcow);
  * What query-memory-devices lists of @devices, which it takes: all but a
  * virtio-pmem on an image.  libvirt 9.0 starts no domain that has one, and
  * ends one that it finds running, as it does not know the kind.
- * Later ones note its address, which is the same without: none can be
- * unplugged, so their order tells it.
+ * Later ones note its address, to give it to the next QEMU.  Without, it is
+ * the first that is free: another one only if a DIMM in front of it was
+ * unplugged.
  */
 MemoryDeviceInfoList *hostmem_pcow_listed(MemoryDeviceInfoList *devices);
 
