@@ -121,7 +121,12 @@ class Domain:
         self._add_boot(domain)
         # without it libvirt 9 passes -no-acpi, which QEMU 10 does not know, and the guest finds no
         # NVDIMM
-        ET.SubElement(ET.SubElement(domain, 'features'), 'acpi')
+        features = ET.SubElement(domain, 'features')
+        ET.SubElement(features, 'acpi')
+        if self.kernel is None:
+            # There is no display, and GRUB looks for one in the memory of a VGA: where the BIOS
+            # uses SMM it then calls a handler that is zeros, and the guest does nothing for ever.
+            ET.SubElement(features, 'smm', state='off')
         self._add_cpu(domain)
         # Linux uses it until it has a better timer and leaves it running, for which QEMU wakes up
         # 250 times a second, and takes 1.5 % of a CPU for a guest that does nothing.
@@ -157,8 +162,7 @@ class Domain:
             ET.SubElement(firmware, 'feature', enabled='no', name='secure-boot')
         ET.SubElement(boot, 'boot', dev='hd')
         if self.firmware == 'bios':
-            # There is no display: the BIOS has one on the serial port for boot loaders. GRUB asks
-            # for one, and waits for ever where nothing answers.
+            # what a boot loader would show on a display
             ET.SubElement(boot, 'bios', useserial='yes')
 
     def _add_memory(self, domain: ET.Element) -> None:

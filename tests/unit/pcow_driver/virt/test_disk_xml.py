@@ -51,6 +51,13 @@ class DiskTest(base.TestCase):
         self.assertIsNone(boot.get('firmware'))
         self.assertEqual('efi', self._root(firmware='efi').findall('os')[0].get('firmware'))
 
+    def test_what_a_boot_loader_shows(self) -> None:
+        for firmware, serial in (('bios', 'yes'), ('efi', None)):
+            root = self._root(firmware=firmware)
+            self.assertEqual(['off'], [one.get('state') for one in root.findall('features/smm')])
+            found = [one.get('useserial') for one in root.findall('os/bios')]
+            self.assertEqual([serial] if serial else [], found)
+
     def test_refuses_to_build(self) -> None:
         for disk in (
             dataclasses.replace(DISK, path='vm.pcow'),
