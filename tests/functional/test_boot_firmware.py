@@ -6,6 +6,8 @@ BIOS in every run.
 
 from __future__ import annotations
 
+import re
+
 from tests.functional import domain_case
 from tests.functional import long
 from tests.functional import test_boot_matrix
@@ -34,7 +36,7 @@ class BootFirmwareTest(domain_case.DomainTestCase):
         with domain_case.Console(self.virsh('dumpxml', name)) as console:
             console.expect(
                 rb'pcow-guest: boot 1 of %s on /dev/vda%d / %s '
-                % (release.encode(), number, kind.encode()),
+                % (re.escape(release.encode()), number, kind.encode()),
                 BOOT_SECONDS,
             )
             console.expect(rb'pcow-ready\r?\n', domain_case.COMMAND_SECONDS)
