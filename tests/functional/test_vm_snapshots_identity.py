@@ -113,6 +113,34 @@ class ImagesTest(IdentityTestCase):
         )
         self.assert_loads(arguments(self.image, other))
 
+    def check_places(self, device: str, options: str = '') -> None:
+        """The guest goes on with the addresses that it had, whatever the backends are called."""
+        other = self.directory / 'other.pcow'
+        vm_state.run('pcow-img', 'create', '-q', other, SIZE)
+
+        def arguments(*order: int) -> tuple[str, ...]:
+            return tuple(
+                word
+                for number in order
+                for word in (
+                    '-object',
+                    f'memory-backend-file,id=mem{number},'
+                    f'mem-path={(self.image, other)[number]},share=on',
+                    '-device',
+                    f'{device},id=nv{number},memdev=mem{number}{options}',
+                )
+            )
+
+        self.save(arguments(0, 1))
+        self.assert_refused(arguments(1, 0), 'give the memory devices their old order')
+        self.assert_loads(arguments(0, 1))
+
+    def test_nvdimms_that_changed_places(self) -> None:
+        self.check_places('nvdimm', ',pcow-volatile=on')
+
+    def test_virtio_pmems_that_changed_places(self) -> None:
+        self.check_places('virtio-pmem-pci')
+
     def test_read_only(self) -> None:
         """It takes no snapshot, so that it must be what it was."""
         arguments = (

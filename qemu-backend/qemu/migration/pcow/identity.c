@@ -92,14 +92,23 @@ bool hostmem_pcow_get_base_identity(HostMemPcow *pcow,
 
 /*
  * What keeps the VM state from fitting the image, or NULL.  States of version
- * 1 do not tell of the bases.
+ * 1 do not tell of the bases, those up to 2 not where the guest has the image:
+ * it goes on with what is mapped there.
  */
 static char *find_mismatch(HostMemPcow *pcow, int version)
 {
     const HostMemPcowIdentity *then = &pcow->identity;
     const char *path = pcow_path(pcow->image);
+    uint64_t address = hostmem_pcow_address(pcow);
     HostMemPcowIdentity now;
     Error *err = NULL;
+
+    if (version >= 3 && pcow->address != address) {
+        return g_strdup_printf("the VM state has the pcow image '%s' at "
+                               "address 0x%" PRIx64 " of the guest, and it is "
+                               "at 0x%" PRIx64 ": give the memory devices "
+                               "their old order", path, pcow->address, address);
+    }
 
     if (runstate_check(RUN_STATE_INMIGRATE) && !pcow->readonly) {
         /* A file of its own, whose contents were in the stream before this */
@@ -170,6 +179,7 @@ static int identity_pre_save(void *opaque)
         error_report_err(err);
         return -EINVAL;
     }
+    pcow->address = hostmem_pcow_address(pcow);
     return 0;
 }
 
@@ -179,6 +189,7 @@ static const VMStateField identity_fields[] = {
     VMSTATE_UINT64(identity.generation, HostMemPcow),
     VMSTATE_UINT32(identity.snapshot_id, HostMemPcow),
     VMSTATE_UINT8_ARRAY_V(identity.bases, HostMemPcow, PCOW_BASES_SIZE, 2),
+    VMSTATE_UINT64_V(address, HostMemPcow, 3),
     VMSTATE_END_OF_LIST()
 };
 
@@ -186,7 +197,7 @@ void hostmem_pcow_vmstate_register(HostMemPcow *pcow)
 {
     pcow->vmstate = (VMStateDescription) {
         .name = g_strdup_printf("pcow/%s", pcow->id),
-        .version_id = 2,
+        .version_id = 3,
         .minimum_version_id = 1,
         .pre_save = identity_pre_save,
         .post_load = identity_post_load,
