@@ -164,12 +164,8 @@ static PcowStats *get_stats(HostMemPcow *pcow, HostMemPcowEngine *engine)
     return stats;
 }
 
-/*
- * The device that the backend is plugged into, or NULL, and where the guest
- * has it.
- */
-static Object *find_front_end(HostMemPcow *pcow, const char **type,
-                              uint64_t *address)
+/* The device that the backend is plugged into, or NULL. */
+static Object *find_front_end(HostMemPcow *pcow, const char **type)
 {
     g_autofree char *path = object_get_canonical_path(OBJECT(pcow->backend));
     MemoryDeviceInfoList *list = qmp_memory_device_list();
@@ -184,21 +180,18 @@ static Object *find_front_end(HostMemPcow *pcow, const char **type,
             if (!strcmp(info->u.dimm.data->memdev, path)) {
                 *type = "pc-dimm";
                 id = info->u.dimm.data->id;
-                *address = info->u.dimm.data->addr;
             }
             break;
         case MEMORY_DEVICE_INFO_KIND_NVDIMM:
             if (!strcmp(info->u.nvdimm.data->memdev, path)) {
                 *type = "nvdimm";
                 id = info->u.nvdimm.data->id;
-                *address = info->u.nvdimm.data->addr;
             }
             break;
         case MEMORY_DEVICE_INFO_KIND_VIRTIO_PMEM:
             if (!strcmp(info->u.virtio_pmem.data->memdev, path)) {
                 *type = "virtio-pmem";
                 id = info->u.virtio_pmem.data->id;
-                *address = info->u.virtio_pmem.data->memaddr;
             }
             break;
         default:
@@ -210,15 +203,6 @@ static Object *find_front_end(HostMemPcow *pcow, const char **type,
     }
     qapi_free_MemoryDeviceInfoList(list);
     return device;
-}
-
-uint64_t hostmem_pcow_address(HostMemPcow *pcow)
-{
-    const char *type = NULL;
-    uint64_t address = 0;
-
-    find_front_end(pcow, &type, &address);
-    return address;
 }
 
 static bool is_virtio_pmem_on_image(const MemoryDeviceInfo *device)
@@ -270,8 +254,7 @@ static PcowDurability *get_durability(HostMemPcow *pcow,
 {
     PcowDurability *durability = g_new0(PcowDurability, 1);
     const char *type = NULL;
-    uint64_t address;
-    Object *device = find_front_end(pcow, &type, &address);
+    Object *device = find_front_end(pcow, &type);
     bool is_virtio = type && !strcmp(type, "virtio-pmem");
 
     QEMU_BUILD_BUG_ON(1 << PCOW_FAILURE_PROCESS_CRASH != PCOW_SURVIVES_PROCESS ||

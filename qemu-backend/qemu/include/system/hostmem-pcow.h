@@ -113,7 +113,7 @@ typedef struct HostMemPcow {
     /* migration/pcow/identity.c */
     VMStateDescription vmstate;
     HostMemPcowIdentity identity;
-    uint64_t address;           /* as hostmem_pcow_address() */
+    uint64_t address;           /* of the memory device in the guest; or 0 */
     bool verified;              /* by the loadvm under way */
     bool forking;               /* it loads the state of what the image is on */
     char *mismatch;             /* what it found instead */
@@ -478,8 +478,6 @@ void hostmem_pcow_handle_full(EventNotifier *notifier);
 void hostmem_pcow_handle_silence(void *pcow);
 /* The mapped image that is the backend @id; fails if there is none. */
 HostMemPcow *hostmem_pcow_by_id(const char *id, Error **errp);
-/* Where the guest has the memory device that the image is; 0: it is none. */
-uint64_t hostmem_pcow_address(HostMemPcow *pcow);
 
 /* ---- backends/pcow/snapshot.c ---- */
 

@@ -5,10 +5,12 @@
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
+#include "hw/boards.h"
 #include "qapi/error.h"
 #include "qemu/bswap.h"
 #include "qemu/error-report.h"
 #include "system/hostmem-pcow.h"
+#include "system/pcow-compat.h"
 #include "system/runstate.h"
 
 /*
@@ -91,6 +93,32 @@ bool hostmem_pcow_get_base_identity(HostMemPcow *pcow,
 }
 
 /*
+ * Where the guest has the memory device that the image is; 0: it is none.
+ * Not by qmp_memory_device_list(), which looks at each object of the machine:
+ * the guest stands.
+ */
+static uint64_t guest_address(const HostMemPcow *pcow)
+{
+    DeviceMemoryState *devices = MACHINE(qdev_get_machine())->device_memory;
+    MemoryRegion *region;
+
+    if (!devices) {
+        return 0;
+    }
+    QTAILQ_FOREACH(region, &devices->mr.subregions, subregions_link) {
+        const MemoryRegion *ram = region;
+
+        while (ram->alias) {
+            ram = ram->alias;
+        }
+        if (ram->ram_block == pcow->backend->mr.ram_block) {
+            return devices->base + region->addr;
+        }
+    }
+    return 0;
+}
+
+/*
  * What keeps the VM state from fitting the image, or NULL.  States of version
  * 1 do not tell of the bases, those up to 2 not where the guest has the image:
  * it goes on with what is mapped there.
@@ -99,7 +127,7 @@ static char *find_mismatch(HostMemPcow *pcow, int version)
 {
     const HostMemPcowIdentity *then = &pcow->identity;
     const char *path = pcow_path(pcow->image);
-    uint64_t address = hostmem_pcow_address(pcow);
+    uint64_t address = guest_address(pcow);
     HostMemPcowIdentity now;
     Error *err = NULL;
 
@@ -179,7 +207,7 @@ static int identity_pre_save(void *opaque)
         error_report_err(err);
         return -EINVAL;
     }
-    pcow->address = hostmem_pcow_address(pcow);
+    pcow->address = guest_address(pcow);
     return 0;
 }
 
