@@ -7,7 +7,9 @@ under the GPL version 2 alone.
 
 from __future__ import annotations
 
+import itertools
 import json
+import secrets
 import socket
 from typing import Any
 
@@ -27,6 +29,8 @@ class Qmp:
         """
         self._socket = connection
         self._answers = connection.makefile('rb')
+        # A command that somebody has given up is answered to whoever is connected then.
+        self._ids = map(f'{secrets.token_hex(8)}-{{}}'.format, itertools.count())
         try:
             self._read('the greeting')
             self.run('qmp_capabilities')
@@ -44,13 +48,15 @@ class Qmp:
         :raises QmpFailed: QEMU refuses it, or does not answer
         :raises ToolOutputInvalid: that is no answer
         """
-        request = json.dumps({'execute': command, 'arguments': arguments})
+        number = next(self._ids)
+        request = json.dumps({'execute': command, 'arguments': arguments, 'id': number})
         try:
             self._socket.sendall(request.encode() + b'\n')
         except OSError as e:
             raise self._failed(command, str(e)) from None
-        while 'event' in (reply := self._read(command)).fields:
-            pass
+        while (reply := self._read(command)).fields.get('id') != number:
+            if 'error' in reply.fields and 'id' not in reply.fields:
+                break  # it did not come as far as that
         if 'error' in reply.fields:
             error = reply.object('error')
             raise exception.QmpFailed(
