@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include "command.h"
 #include "json_output.h"
@@ -19,13 +20,29 @@
 
 #define SUFFIX ".pcow"
 
-static bool is_image(int directory, const char *name, struct stat *st)
+/* All that is asked of a file of which enough is known already, in one call. */
+static bool is_image(int directory, const char *name, struct statx *stx)
 {
     size_t length = strlen(name);
 
     return name[0] != '.' && length > strlen(SUFFIX)
            && !strcmp(name + length - strlen(SUFFIX), SUFFIX)
-           && fstatat(directory, name, st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st->st_mode);
+           && statx(directory, name, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS | STATX_BTIME, stx) == 0
+           && S_ISREG(stx->stx_mode);
+}
+
+/* What list_cache compares, and what is said of a file. */
+static struct stat as_stat(const struct statx *stx)
+{
+    return (struct stat){
+        .st_dev = makedev(stx->stx_dev_major, stx->stx_dev_minor),
+        .st_ino = stx->stx_ino,
+        .st_mode = stx->stx_mode,
+        .st_size = (off_t)stx->stx_size,
+        .st_blocks = (blkcnt_t)stx->stx_blocks,
+        .st_mtim = {stx->stx_mtime.tv_sec, stx->stx_mtime.tv_nsec},
+        .st_ctim = {stx->stx_ctime.tv_sec, stx->stx_ctime.tv_nsec},
+    };
 }
 
 static void put_summary(json_object *object, const struct pcow_summary *summary)
@@ -148,12 +165,13 @@ static void add_to_total(struct list *list, const struct stat *st,
     }
 }
 
-static void list_one(struct list *list, const char *name, const struct stat *st)
+static void list_one(struct list *list, const char *name, const struct statx *stx)
 {
-    const struct pcow_summary *summary = list_cache_find(&list->cache, st);
+    struct stat st = as_stat(stx);
+    const struct pcow_summary *summary = list_cache_find(&list->cache, &st);
     const struct image_base *known = NULL;
     struct image_base born;
-    bool is_born = list_bases_born(&list->bases, list->directory, name, &born);
+    bool is_born = list_bases_born(&list->bases, stx, &born);
     struct pcow_summary found;
     struct pcow_error error = {0};
     int r = 0;
@@ -183,10 +201,10 @@ static void list_one(struct list *list, const char *name, const struct stat *st)
     }
     if (list->total) {
         if (r != -ENOENT) {                     /* deleted meanwhile */
-            add_to_total(list, st, summary, known);
+            add_to_total(list, &st, summary, known);
         }
     } else if (list->json) {
-        put_json(list->array, name, st, summary, &error);
+        put_json(list->array, name, &st, summary, &error);
     } else {
         put_text(name, summary, &error);
     }
@@ -196,11 +214,11 @@ static void list_one(struct list *list, const char *name, const struct stat *st)
 static int list_all(struct list *list, DIR *entries)
 {
     struct dirent *entry;
-    struct stat st;
+    struct statx stx;
 
     while (errno = 0, (entry = readdir(entries))) {
-        if (is_image(list->directory, entry->d_name, &st)) {
-            list_one(list, entry->d_name, &st);
+        if (is_image(list->directory, entry->d_name, &stx)) {
+            list_one(list, entry->d_name, &stx);
         }
     }
     return errno;
@@ -208,11 +226,11 @@ static int list_all(struct list *list, DIR *entries)
 
 static void list_named(struct list *list, char **names)
 {
-    struct stat st;
+    struct statx stx;
 
     for (; *names; names++) {
-        if (!strchr(*names, '/') && is_image(list->directory, *names, &st)) {
-            list_one(list, *names, &st);
+        if (!strchr(*names, '/') && is_image(list->directory, *names, &stx)) {
+            list_one(list, *names, &stx);
         }
     }
 }

@@ -105,7 +105,8 @@ static bool load(struct list_bases *bases, int fd)
     bases->is_torn = length % sizeof(*bases->entries) != 0;
     bases->room = bases->records + 1;
     bases->entries = malloc(bases->room * sizeof(*bases->entries));
-    return bases->entries && read_whole(fd, bases->entries, bases->records * sizeof(*bases->entries))
+    return bases->entries
+           && read_whole(fd, bases->entries, bases->records * sizeof(*bases->entries))
            && make_index(bases);
 }
 
@@ -146,19 +147,15 @@ void list_bases_open(struct list_bases *bases, const char *path, int directory)
     }
 }
 
-bool list_bases_born(const struct list_bases *bases, int directory, const char *name,
+bool list_bases_born(const struct list_bases *bases, const struct statx *stx,
                      struct image_base *image)
 {
-    struct statx stx;
-
-    if (bases->place < 0
-        || statx(directory, name, AT_SYMLINK_NOFOLLOW, STATX_INO | STATX_BTIME, &stx)
-        || !(stx.stx_mask & STATX_BTIME)) {
+    if (bases->place < 0 || !(stx->stx_mask & STATX_BTIME)) {
         return false;
     }
     *image = (struct image_base){
-        .inode = stx.stx_ino,
-        .born = stx.stx_btime.tv_sec * SECOND_NS + stx.stx_btime.tv_nsec,
+        .inode = stx->stx_ino,
+        .born = stx->stx_btime.tv_sec * SECOND_NS + stx->stx_btime.tv_nsec,
     };
     return true;
 }

@@ -15,6 +15,7 @@
 #include <pcow.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #define LIST_BASES ".bases"                     /* at the end of the name of the list_cache */
 
@@ -41,8 +42,8 @@ struct list_bases {
 
 /* path: of the list_cache; NULL: nothing is ever found.  It is kept. */
 void list_bases_open(struct list_bases *bases, const char *path, int directory);
-/* By the name of its file in the directory. */
-bool list_bases_born(const struct list_bases *bases, int directory, const char *name,
+/* Of a file, by what the kernel says of it; false if it does not say when it was born. */
+bool list_bases_born(const struct list_bases *bases, const struct statx *stx,
                      struct image_base *image);
 /* What the tables of this file said when they could be read, or NULL. */
 const struct image_base *list_bases_find(struct list_bases *bases, const struct image_base *image);

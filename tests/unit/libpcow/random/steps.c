@@ -180,8 +180,8 @@ static void delete(struct world *world)
     at = (unsigned)below(&world->seed, world->snapshots);
     if (below(&world->seed, 2))
         let_a_guest_work(world);
-    /* The neighbour may be making checksums of it. */
-    for (unsigned tries = 0; tries < 1000; tries++) {
+    /* The neighbour may be making checksums of it, and waits for a disk that others use. */
+    for (unsigned tries = 0; tries < 6000; tries++) {
         ret = pcow_snapshot_delete(world->image, world->saved[at].name, NULL, &error);
         if (ret != -EBUSY)
             break;
