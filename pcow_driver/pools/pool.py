@@ -565,11 +565,9 @@ class Pool:
                 if not force and not (damaged and _is_damaged(path)):
                     raise exception.ImageInUse(path=path, reason=str(e)) from None
                 force = True
-            if immutable.is_set(path):  # that is not taken off for nothing
-                self._check_childless(name, path, uuid, force)
+            self._check_childless(name, path, uuid, force)
             with protection.lifted(path), image_locks.alone(path):
-                # by now nobody is left who has not waited for the lock of the pool, as earlier
-                # versions on other hosts
+                # by who has not waited for the lock of the pool, as earlier versions on other hosts
                 self._check_childless(name, path, uuid, force)
                 os.unlink(path)
             self._tell_rescue_files(path)
