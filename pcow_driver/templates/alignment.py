@@ -129,9 +129,10 @@ def plan(path: str, image_format: str, size: int, offset: int, directory: str) -
         os.truncate(place, size + distance)
     _rewrite(program, place, largest, largest.start + distance // _SECTOR)
     made = _read(program, place)
-    tail = 0
-    if made is not None and made.last is not None:
-        tail = (size + distance) // _SECTOR - (made.last + 1)
+    if made is None:
+        raise exception.SourceRejected(path=path, reason='sfdisk does not read what it has written')
+    # that of an MBR has no part at the end
+    tail = 0 if made.last is None else (size + distance) // _SECTOR - (made.last + 1)
     first = min(one.start for one in table.partitions)
     return Move(
         largest.start * _SECTOR, distance, place, min(first * _SECTOR, _HEAD), tail * _SECTOR
@@ -176,7 +177,7 @@ def _read(program: str, table: str) -> _Table | None:
     read = model.Reader(output, 'json', 'sfdisk').object('partitiontable')
     if read.integer('sectorsize') != _SECTOR:
         return None
-    listed = [model.Reader(one, 'json', 'sfdisk') for one in read.fields.get('partitions', ())]
+    listed = [model.Reader(one, 'json', 'sfdisk') for one in read.array('partitions')]
     return _Table(
         read.string('label'),
         read.integer('firstlba', 1),

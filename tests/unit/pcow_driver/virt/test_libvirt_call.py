@@ -298,13 +298,16 @@ class DomainTest(LibvirtCallCase):
             self.standing.go_on()
             self.until(lambda: self.recorded.calls == ['create', 'destroy'])
 
-    def test_frozen_with_another_one_that_fails(self) -> None:
-        """It is thawed when it answers, whatever became of the other one."""
-        bindings = mock.Mock(libvirtError=OSError)
-        guest = mock.Mock(XMLDesc=lambda _flags: '<domain/>')
+    def guest_with_agent(self) -> mock.Mock:
+        """What libvirt has of it."""
         self.useFixture(
             fixtures.MonkeyPatch('pcow_driver.virt.libvirt_xml.has_agent', lambda _xml: True)
         )
+        return mock.Mock(XMLDesc=lambda _flags: '<domain/>')
+
+    def test_frozen_with_another_one_that_fails(self) -> None:
+        """It is thawed when it answers, whatever became of the other one."""
+        bindings, guest = mock.Mock(libvirtError=OSError), self.guest_with_agent()
 
         def work() -> None:
             with guest_agent.frozen('vm', libvirt_call.Proxy(guest, 'vm'), bindings):
@@ -320,11 +323,7 @@ class DomainTest(LibvirtCallCase):
 
     def test_frozen(self) -> None:
         """The guest's file systems do not stay so."""
-        bindings = mock.Mock(libvirtError=OSError)
-        guest = mock.Mock(XMLDesc=lambda _flags: '<domain/>')
-        self.useFixture(
-            fixtures.MonkeyPatch('pcow_driver.virt.libvirt_xml.has_agent', lambda _xml: True)
-        )
+        bindings, guest = mock.Mock(libvirtError=OSError), self.guest_with_agent()
 
         def work() -> None:
             with guest_agent.frozen('vm', libvirt_call.Proxy(guest, 'vm'), bindings):
