@@ -32,7 +32,7 @@ from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.snapshots import attached
 from pcow_driver.snapshots import trash
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 LOG = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ManageExisting:
             owner = _owner(name)
             if owner not in (None, volume.id):
                 raise exception.ImageInUse(path=pool.image_path(name), reason=_already(owner))
-            self._check_usable(pool, name, domain.all_images())
+            self._check_usable(pool, name, libvirt_host.all_images())
             size = _gib(device.window(pool.existing_path(name)).size)
             device.extend(pool, name, size * units.GIB)
             clone.rename(pool, name, volume.name)
@@ -69,7 +69,9 @@ class ManageExisting:
         """What :meth:`manage` takes, and what not, with the reason."""
         volumes = {volume.name: volume for volume in cinder_volumes}
         try:
-            attached_to_domains: domain.Files | exception.LibvirtFailed = domain.all_images()
+            attached_to_domains: libvirt_host.Files | exception.LibvirtFailed = (
+                libvirt_host.all_images()
+            )
         except exception.LibvirtFailed as e:
             attached_to_domains = e
         with errors.translated():
@@ -83,7 +85,7 @@ class ManageExisting:
         self,
         pool: pool_module.Pool,
         volumes: dict[str, Any],
-        attached_to_domains: domain.Files | exception.LibvirtFailed,
+        attached_to_domains: libvirt_host.Files | exception.LibvirtFailed,
     ) -> Iterator[dict[str, Any]]:
         """What is Cinder's already, mostly all of it, is not looked at one by one."""
         deleted = trash.deleted_images(pool)
@@ -100,7 +102,7 @@ class ManageExisting:
         self,
         pool: pool_module.Pool,
         item: bases.ListedImage,
-        attached_to_domains: domain.Files | exception.LibvirtFailed,
+        attached_to_domains: libvirt_host.Files | exception.LibvirtFailed,
     ) -> dict[str, Any]:
         reason, size, owner = None, 0, _owner(item.name)
         try:
@@ -172,7 +174,7 @@ class ManageExisting:
     def _check_usable(
         pool: pool_module.Pool,
         name: str,
-        attached_to_domains: domain.Files | exception.LibvirtFailed,
+        attached_to_domains: libvirt_host.Files | exception.LibvirtFailed,
     ) -> None:
         """
         :param attached_to_domains: their images; the error if libvirt does not tell: a domain

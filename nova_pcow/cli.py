@@ -16,7 +16,7 @@ from nova_pcow.warm_images import warm_client
 from nova_pcow.warm_images import warm_end
 from pcow_driver.cli import common
 from pcow_driver.common import exception
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 _IMAGE_SECONDS = 600.0
 
@@ -131,7 +131,7 @@ class DeleteWarm(command.Command):
                 reason=f'this host has no checkpoint for an image {parsed_args.image}: pcowctl '
                 f'server list-warm'
             )
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             warm_end.remove(
                 record,
                 warm_end.find_parent(connection, record),

@@ -34,6 +34,7 @@ from pcow_driver.common import exception
 from pcow_driver.fixation import owned
 from pcow_driver.fixation import records
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
@@ -176,7 +177,7 @@ class PersistenceLibvirtDriver(domains.DomainLibvirtDriver):
     def _is_up(self, instance: Any) -> bool:
         """Whether it runs, or somebody else has it go on."""
         found = self._domain(instance)
-        with errors.internal(), domain.errors():
+        with errors.internal(), libvirt_host.errors():
             return found is not None and found.active() and not owned.is_left(found)
 
     @contextlib.contextmanager
@@ -203,7 +204,7 @@ class PersistenceLibvirtDriver(domains.DomainLibvirtDriver):
         """
         found = self._domain(instance)
         try:
-            with domain.errors():
+            with libvirt_host.errors():
                 record = None if found is None else owned.pending(found)
                 if found is None or record is None:
                     return self._has_been_cut_off(context, instance, found)
@@ -274,7 +275,7 @@ class PersistenceLibvirtDriver(domains.DomainLibvirtDriver):
 
     def _is_held(self, instance: Any, state: int) -> bool:
         try:
-            with domain.errors():
+            with libvirt_host.errors():
                 found = self._domain(instance)
                 if found is None:
                     return False
@@ -305,7 +306,7 @@ class PersistenceLibvirtDriver(domains.DomainLibvirtDriver):
     def _has_stood(self, uuid: str) -> bool:
         """Of one that has just stopped: whether it was for a checkpoint."""
         try:
-            with domain.errors():
+            with libvirt_host.errors():
                 found = domain.Domain.by_uuid(self._host.get_connection(), uuid)
                 return self._stands_for_a_moment(found)
         except exception.PcowError as e:

@@ -18,7 +18,7 @@ from nova_pcow.libvirt_driver import snapshots
 from nova_pcow.records import warm_records
 from nova_pcow.warm_images import warm_end
 from pcow_driver.common import exception
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 LOG = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class WarmEndLibvirtDriver(snapshots.SnapshotLibvirtDriver):
 
     def _drop(self, record: warm_records.Record, *, unless_complete: bool = False) -> None:
         try:
-            with domain.errors():
+            with libvirt_host.errors():
                 self._confirm(record)
                 parent = warm_end.find_parent(self._host.get_connection(), record)
                 warm_end.remove(record, parent, unless_complete=unless_complete)

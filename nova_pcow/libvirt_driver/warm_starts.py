@@ -30,6 +30,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import interrupt
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
@@ -60,7 +61,7 @@ class WarmLibvirtDriver(warm_ends.WarmEndLibvirtDriver):
         self._host.get_guest(instance)  # InstanceNotFound is told as it is
         try:
             self._making.add(image_id)
-            with errors.internal(), domain.errors():
+            with errors.internal(), libvirt_host.errors():
                 self._make_warm_image(context, instance, image_id, update_task_state)
         except Exception as e:
             with excutils.save_and_reraise_exception():
@@ -238,7 +239,7 @@ class WarmLibvirtDriver(warm_ends.WarmEndLibvirtDriver):
             return super()._create_guest(context, xml, instance, power_on, pause, post_xml_callback)
         prepare = functools.cache(post_xml_callback or (lambda: None))  # once, whatever follows
         try:
-            with domain.errors(), timeutils.StopWatch() as watch:
+            with libvirt_host.errors(), timeutils.StopWatch() as watch:
                 guest = self._create_warm_guest(xml, instance, start, prepare)
         except exception.PcowError as e:
             with errors.build(context, instance, self._service_host):
@@ -293,7 +294,7 @@ class WarmLibvirtDriver(warm_ends.WarmEndLibvirtDriver):
 
     def _end(self, instance: Any) -> None:
         """:raises PcowError: it does not"""
-        with domain.errors():
+        with libvirt_host.errors():
             found = domain.Domain(self._host.get_connection(), instance.name)
             if found.active():
                 found.destroy()

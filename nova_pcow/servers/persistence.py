@@ -31,6 +31,7 @@ from pcow_driver.fixation import owned
 from pcow_driver.fixation import policy
 from pcow_driver.fixation import records
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def let_go(found: domain.Domain | None) -> None:
     if found is None:
         return
     try:
-        with domain.errors():
+        with libvirt_host.errors():
             if policy.get(found) is not None:
                 policy.write(found, None)
     except exception.PcowError as e:  # its next definition says what is true then
@@ -154,7 +155,7 @@ def kept_at(found: domain.Domain | None) -> str | None:
     is none, or nobody knows.
     """
     try:
-        with domain.errors():
+        with libvirt_host.errors():
             record = None if found is None or found.active() else owned.record_of(found)
     except exception.PcowError as e:
         LOG.warning('Whether it could go on cannot be told: %s', e)
@@ -190,7 +191,7 @@ def expect(service_host: str, found_of: Any) -> None:
         ):
             continue
         try:
-            with domain.errors():
+            with libvirt_host.errors():
                 found = found_of(instance)
                 record = None if found is None else owned.pending(found)
             if record is not None and not record.paused:

@@ -33,6 +33,7 @@ from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import ram as vm_ram
@@ -275,7 +276,7 @@ def suspend(found: domain.Domain, begin: Callable[[], None]) -> None:
     :raises PcowError: it does not run; a pool has no room for what it can write once more; QEMU
         refuses it, and says why, or does not end. The guest goes on
     """
-    with domain.errors():
+    with libvirt_host.errors():
         if not found.running():
             raise RamRefused(
                 reason=(
@@ -307,7 +308,7 @@ def suspend(found: domain.Domain, begin: Callable[[], None]) -> None:
 
 def _go_on(found: domain.Domain) -> None:
     try:
-        with domain.errors():
+        with libvirt_host.errors():
             if found.active() and not found.running():
                 found.resume()
             if found.running():  # else it may have ended after all, and have a state
@@ -354,7 +355,7 @@ def go_back(found: domain.Domain) -> None:
 def forget_suspended(found: domain.Domain) -> None:
     """Give up what a suspended server would resume from; what it has written stays."""
     try:
-        with domain.errors():
+        with libvirt_host.errors():
             if is_suspended(found):
                 checkpoint.delete(found, reserved.SUSPENDED)
     except exception.PcowError as e:

@@ -22,6 +22,7 @@ from pcow_driver.images import model
 from pcow_driver.pools import device
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import tree as vm_tree
 
@@ -241,5 +242,5 @@ def server(name: str) -> Iterator[Server]:
     :raises LibvirtFailed:
     :raises ServerRefused:
     """
-    with domain.connect() as connection:
+    with libvirt_host.connect() as connection:
         yield Server(connection, name)

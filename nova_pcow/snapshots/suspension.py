@@ -30,6 +30,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import interrupt
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_call
+from pcow_driver.virt import libvirt_host
 
 LOG = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class Suspension:
         :raises PcowError: it is refused: it is still suspended, or there is nothing to go on from
         :raises libvirtError: the same
         """
-        with domain.errors():
+        with libvirt_host.errors():
             if self._domain.active():
                 if self._is_used() and self._domain.running():
                     self.forget()
@@ -161,7 +162,7 @@ class Suspension:
 
     def is_complete(self) -> bool:
         """Whether the guest has ended, and can be resumed."""
-        with domain.errors():
+        with libvirt_host.errors():
             return not self._domain.active() and not self._is_used() and self.exists()
 
     def forget(self) -> None:
@@ -185,7 +186,7 @@ class Suspension:
         """Have it boot at its next start; what cannot be deleted of the state is used by that."""
         self.forget()
         try:
-            with domain.errors():
+            with libvirt_host.errors():
                 if not self._is_used() and self.exists():
                     self._note_used(used=True)
         except exception.PcowError as e:
@@ -225,7 +226,7 @@ class Suspension:
         :raises libvirtError: the same
         """
         task, found = self._instance.task_state, self._domain
-        with domain.errors():
+        with libvirt_host.errors():
             active = found.active()
             if active and found.is_busy():
                 return False

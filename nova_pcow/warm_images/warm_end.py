@@ -15,6 +15,7 @@ from nova_pcow.warm_images import warm
 from pcow_driver.common import exception
 from pcow_driver.images import image
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import tree
 
@@ -50,7 +51,7 @@ def find_parent(connection: Any, record: warm_records.Record) -> domain.Domain |
 
     :param connection: virConnect
     """
-    name = domain.names_by_uuid(connection).get(record.server)
+    name = libvirt_host.names_by_uuid(connection).get(record.server)
     return None if name is None else domain.Domain(connection, name)
 
 

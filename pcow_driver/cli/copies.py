@@ -12,6 +12,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.copies import fork
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 
 def _new_name(reference: str, path: str) -> str:
@@ -68,7 +69,7 @@ class Fork(show.ShowOne):
                 raise exception.UsageInvalid(reason='--device and --quiesce go with --live')
             path = common.image_path(words[0])
             return image_commands.show_path(fork.fork(path, words[1], _new_name(words[2], path)))
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             found = domain.Domain(connection, parsed_args.live)
             name = _new_name(words[0], found.select(parsed_args.device).path)
             return image_commands.show_path(
@@ -140,7 +141,7 @@ class Export(command.Command):
             raise exception.UsageInvalid(
                 reason='--quiesce is for the present state: leave it out, or --snapshot'
             )
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             fork.export_domain(
                 domain.Domain(connection, parsed_args.domain),
                 words[0],

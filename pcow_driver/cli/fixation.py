@@ -19,6 +19,7 @@ from pcow_driver.fixation import recover
 from pcow_driver.fixation import watch
 from pcow_driver.virt import domain
 from pcow_driver.virt import guest_hook
+from pcow_driver.virt import libvirt_host
 
 
 class Protect(lister.Lister):
@@ -77,7 +78,7 @@ class Protect(lister.Lister):
             raise exception.UsageInvalid(reason='give DOMAIN, or --list alone')
         if parsed_args.remove and (wanted or name is None):
             raise exception.UsageInvalid(reason='--remove goes with DOMAIN alone')
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             if name is not None:
                 found = domain.Domain(connection, name)
                 if parsed_args.remove:

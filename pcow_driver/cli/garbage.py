@@ -12,7 +12,7 @@ from pcow_driver.cli import common
 from pcow_driver.common import exception
 from pcow_driver.health import garbage
 from pcow_driver.pools import registry
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 
 class Garbage(lister.Lister):
@@ -66,8 +66,8 @@ class Garbage(lister.Lister):
         return ('kind', 'file', 'size', 'reason', 'done'), iter(rows)
 
 
-def _domain_images() -> domain.Files | None:
+def _domain_images() -> libvirt_host.Files | None:
     try:
-        return domain.all_images()
+        return libvirt_host.all_images()
     except exception.LibvirtFailed:
         return None  # then no image is called unused

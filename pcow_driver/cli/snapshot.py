@@ -17,6 +17,7 @@ from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 
 class _Target:
@@ -59,7 +60,7 @@ class _Target:
 
 @contextlib.contextmanager
 def _domain(parsed_args: argparse.Namespace) -> Iterator[domain.Domain]:
-    with domain.connect() as connection:
+    with libvirt_host.connect() as connection:
         yield domain.Domain(connection, parsed_args.domain)
 
 

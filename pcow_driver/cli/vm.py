@@ -17,6 +17,7 @@ from pcow_driver.fixation import records
 from pcow_driver.fixation import runs
 from pcow_driver.virt import domain
 from pcow_driver.virt import guest_hook
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import fork
 from pcow_driver.vm import tree
@@ -35,7 +36,7 @@ class _Name(columns.FormattableColumn[str]):
 
 @contextlib.contextmanager
 def _domain(parsed_args: argparse.Namespace) -> Iterator[domain.Domain]:
-    with domain.connect() as connection:
+    with libvirt_host.connect() as connection:
         yield domain.Domain(connection, parsed_args.domain)
 
 
@@ -195,7 +196,7 @@ class Fork(lister.Lister):
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         children = fork.child_names(parsed_args.name, parsed_args.count)
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             parent = domain.Domain(connection, parsed_args.domain)
             made = fork.fork(
                 connection,

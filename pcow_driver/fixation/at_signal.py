@@ -15,6 +15,7 @@ from pcow_driver.fixation import automatic
 from pcow_driver.fixation import policy
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import machine
 from pcow_driver.vm import state_room
 
@@ -31,7 +32,7 @@ def tell(found: domain.Domain, on_shutdown: str) -> None:
     :raises QmpFailed: it is one that cannot
     :raises LibvirtFailed:
     """
-    with domain.errors():
+    with libvirt_host.errors():
         if on_shutdown == policy.FIXATE:
             keep(found, automatic.FIXATION)
         else:

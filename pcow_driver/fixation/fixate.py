@@ -25,6 +25,7 @@ from pcow_driver.fixation import records
 from pcow_driver.fixation import runs
 from pcow_driver.virt import domain
 from pcow_driver.virt import guest_hook
+from pcow_driver.virt import libvirt_host
 
 LOG = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def fixate(found: domain.Domain) -> Result:
     :raises StateInvalid: nobody would know that it has to go on; its QEMU has not ended
     """
     begun = time.monotonic_ns()
-    with domain.errors(), records.alone(found.uuid):
+    with libvirt_host.errors(), records.alone(found.uuid):
         record = _begin(found)
         try:
             found.suspend()  # what is stored behind the checkpoint would be lost
@@ -80,7 +81,7 @@ def finish(found: domain.Domain) -> None:
 
     :raises LibvirtFailed: it does not; the next call may have more luck
     """
-    with domain.errors():
+    with libvirt_host.errors():
         _disarm(found)
         found.destroy()
 
@@ -138,12 +139,12 @@ def wanted() -> list[str]:
 
     :raises LibvirtFailed:
     """
-    with domain.connect() as connection:
-        names = domain.names_of_all(connection)
+    with libvirt_host.connect() as connection:
+        names = libvirt_host.names_of_all(connection)
     found = []
     for name in names:
         try:
-            with domain.connect() as connection:
+            with libvirt_host.connect() as connection:
                 one = domain.Domain(connection, name)
                 has = policy.get(one)
                 if has is not None and has.on_shutdown == policy.FIXATE and one.active():
@@ -188,7 +189,7 @@ def _note() -> None:
 
 
 def _fixate(name: str, end: float | None) -> Result:
-    with domain.connect() as connection:
+    with libvirt_host.connect() as connection:
         found = domain.Domain(connection, name)
         known = records.read(found.uuid)
         needed = known.durable / 1e9 if known is not None else 0.0

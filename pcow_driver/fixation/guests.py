@@ -15,6 +15,7 @@ from pcow_driver.common import exception
 from pcow_driver.fixation import policy
 from pcow_driver.virt import domain
 from pcow_driver.virt import guest_hook
+from pcow_driver.virt import libvirt_host
 
 LOG = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def tell(names: Sequence[str], event: guest_hook.Event, seconds: float = SECONDS
 
 def _wants(name: str) -> bool:
     try:
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             found = domain.Domain(connection, name)
             wanted = policy.get(found)
             return wanted is not None and wanted.guest_hook and found.running()
@@ -52,7 +53,7 @@ def _wants(name: str) -> bool:
 
 def _tell(name: str, event: guest_hook.Event, seconds: float) -> None:
     try:
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             domain.Domain(connection, name).run_guest_hook(event, seconds=seconds)
     except exception.PcowError as e:
         LOG.warning('%s', e)

@@ -17,6 +17,7 @@ from pcow_driver.fixation import records
 from pcow_driver.fixation import recover
 from pcow_driver.pools import registry
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import tree
 
 LOG = logging.getLogger(__name__)
@@ -45,9 +46,9 @@ def rows(connection: Any, name: str | None = None) -> list[Row]:
     :raises LibvirtFailed:
     """
     found = []
-    for one in [name] if name is not None else domain.names_of_all(connection):
+    for one in [name] if name is not None else libvirt_host.names_of_all(connection):
         try:
-            with domain.errors():
+            with libvirt_host.errors():
                 item = domain.Domain(connection, one)
                 has = policy.get(item)
                 if has is not None:

@@ -22,6 +22,7 @@ from pcow_driver.fixation import recover
 from pcow_driver.fixation import runs
 from pcow_driver.images import image
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import tree
 
@@ -69,7 +70,7 @@ def start(found: domain.Domain, record: records.Record) -> str:
     :return: the checkpoint
     :raises PcowError: it cannot be, and is off as before
     """
-    with domain.errors():
+    with libvirt_host.errors():
         if found.active():  # a start that was cut off, which has kept that
             name = checkpoint.current_name(found)
             checkpoint.revert(found, name)
@@ -84,7 +85,7 @@ def run(found: domain.Domain, record: records.Record) -> None:
 
     :raises LibvirtFailed:
     """
-    with domain.errors():
+    with libvirt_host.errors():
         note_over(found)
         if not record.paused:
             found.resume()
@@ -97,7 +98,7 @@ def note_over(found: domain.Domain) -> None:
     :raises LibvirtFailed:
     :raises StateInvalid: nobody knows which one that was
     """
-    with domain.errors():
+    with libvirt_host.errors():
         wanted, record = policy.get(found), records.read(found.uuid)
         if wanted is not None and record is not None:
             policy.write(found, dataclasses.replace(wanted, over=record.run))
@@ -113,7 +114,7 @@ def age(found: domain.Domain, name: str) -> float:
 
     :raises PcowError: QEMU does not tell
     """
-    with domain.errors():
+    with libvirt_host.errors():
         dates = (one.date for one in tree.checkpoints(found) if one.name == name)
         date = next(dates, None)
     return 0.0 if date is None else max(0.0, time.time() - date.timestamp())

@@ -15,6 +15,7 @@ from pcow_driver.common import exception
 from pcow_driver.fixation import records
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.vm import state_room
 
@@ -152,7 +153,7 @@ def put(found: domain.Domain, wanted: Policy) -> None:
         )
     if wanted.on_shutdown == FIXATE:
         spare = functools.partial(state_room.of_spare, found)
-        with domain.errors(), room.for_more(*found.writable(), beside=spare):
+        with libvirt_host.errors(), room.for_more(*found.writable(), beside=spare):
             found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, wanted.to_xml())
     else:
         found.set_metadata(libvirt_xml.PROTECTION_NAMESPACE, _KEY, wanted.to_xml())

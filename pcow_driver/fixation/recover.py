@@ -28,6 +28,7 @@ from pcow_driver.images import image
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.virt import guest_hook
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import tree
 
@@ -63,7 +64,7 @@ def recover(found: domain.Domain, record: records.Record, wanted: policy.Policy)
     """
     begun = time.monotonic_ns()
     try:
-        with domain.errors():
+        with libvirt_host.errors():
             recovering = _start(found, record)
     except exception.LibvirtFailed as e:
         return _not_yet(found, e)
@@ -72,7 +73,7 @@ def recover(found: domain.Domain, record: records.Record, wanted: policy.Policy)
         _give_up(found, records.read(found.uuid) or record, str(e))
         return Result(name=found.name, checkpoint='', age=0, time=0, problem=str(e))
     try:
-        with domain.errors():
+        with libvirt_host.errors():
             age = _note_runs(found, recovering, wanted)
     except exception.StateInvalid:
         raise
@@ -124,7 +125,7 @@ def finish(found: domain.Domain, record: records.Record, wanted: policy.Policy) 
     record = dataclasses.replace(record, tries=record.tries + 1)
     records.write(found.uuid, record)
     try:
-        with domain.errors():
+        with libvirt_host.errors():
             name = record.checkpoint or checkpoint.current_name(found)
             checkpoint.revert(found, name)
             if not record.paused:
@@ -135,7 +136,7 @@ def finish(found: domain.Domain, record: records.Record, wanted: policy.Policy) 
             found.destroy()
             _give_up(found, record, str(e))
         raise
-    with domain.errors():
+    with libvirt_host.errors():
         _note_runs(found, dataclasses.replace(record, checkpoint=name), wanted)
     if not record.paused:
         _arrive(found.name, wanted)
@@ -150,8 +151,8 @@ def recover_all(*, failed: bool = False, deadline: float = _DEADLINE) -> list[Re
     :raises LibvirtFailed: it does not answer
     """
     end = time.monotonic() + deadline
-    with domain.connect() as connection:
-        names = domain.names_by_uuid(connection)
+    with libvirt_host.connect() as connection:
+        names = libvirt_host.names_by_uuid(connection)
 
     def work(uuid: str) -> _Done:
         name = names.get(uuid)
@@ -199,7 +200,7 @@ def _unknown(uuid: str) -> Result | None:
 
 
 def _recover_if_off(uuid: str, name: str, *, failed: bool) -> Result | None:
-    with domain.connect() as connection, records.alone(uuid):
+    with libvirt_host.connect() as connection, records.alone(uuid):
         found, record = domain.Domain(connection, name), records.read(uuid)
         if record is None or found.active():
             return None
@@ -318,7 +319,7 @@ def _arrive(name: str, wanted: policy.Policy) -> threading.Thread:
 
     def work() -> None:
         try:
-            with domain.connect() as connection:
+            with libvirt_host.connect() as connection:
                 found = domain.Domain(connection, name)
                 found.arrive()
                 if wanted.guest_hook:

@@ -29,6 +29,7 @@ from pcow_driver.fixation import records
 from pcow_driver.fixation import recover
 from pcow_driver.fixation import runs
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 LOG = logging.getLogger(__name__)
 
@@ -108,8 +109,8 @@ class Watch:
 
     def _look_at_all(self) -> None:
         try:
-            with domain.connect() as connection:
-                there = domain.names_by_uuid(connection)
+            with libvirt_host.connect() as connection:
+                there = libvirt_host.names_by_uuid(connection)
             self._say('', '')
         except exception.LibvirtFailed as e:
             self._say('', str(e))
@@ -159,7 +160,7 @@ class Watch:
 
     def _look_safely(self, name: str) -> None:
         try:
-            with domain.connect() as connection:
+            with libvirt_host.connect() as connection:
                 self.look(domain.Domain(connection, name))
             self._say(name, '')
         except exception.PcowError as e:

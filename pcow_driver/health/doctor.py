@@ -28,7 +28,7 @@ from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from pcow_driver.provision import diagnosis
 from pcow_driver.provision import host
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 MIN_KERNEL = (6, 1)
 MIN_MAP_COUNT = 65530
@@ -394,7 +394,7 @@ def _check_images(pool: pool_module.Pool) -> Iterator[Finding]:
 
 def _check_libvirt() -> Iterator[Finding]:
     try:
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             number = connection.getLibVersion()
             version = f'{number // 1000000}.{number // 1000 % 1000}.{number % 1000}'
     except exception.LibvirtFailed as e:

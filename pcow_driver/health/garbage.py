@@ -25,7 +25,7 @@ from pcow_driver.pools import bases
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import staging
 from pcow_driver.snapshots import trash
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 LOG = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Finding:
     snapshot: str | None = None  # of the image
 
 
-def find(pool: pool_module.Pool, domain_images: domain.Files | None) -> list[Finding]:
+def find(pool: pool_module.Pool, domain_images: libvirt_host.Files | None) -> list[Finding]:
     """Look at a pool; nothing is changed, nor locked so that a guest could not start.
 
     :param domain_images: of all domains; None if they are not known: then no image counts as unused
@@ -106,7 +106,7 @@ def find(pool: pool_module.Pool, domain_images: domain.Files | None) -> list[Fin
     return [*findings, *_snapshots(pool, items), *_rescue_files(pool)]
 
 
-def _why_used(path: str, domain_images: domain.Files) -> str | None:
+def _why_used(path: str, domain_images: libvirt_host.Files) -> str | None:
     if names.may_be_of_service(os.path.basename(path)):  # without a domain here, too
         return 'it is of Nova or Cinder, who know whether they need it'
     if path in domain_images:
@@ -245,7 +245,7 @@ def look_again(pool: pool_module.Pool, finding: Finding) -> None:
     """
     reason = None
     if finding.kind in (Kind.ORPHAN, Kind.UNUSED_IMAGE):
-        reason = _why_used(finding.path, domain.all_images())
+        reason = _why_used(finding.path, libvirt_host.all_images())
     elif finding.kind is Kind.UNFINISHED:
         reason = _why_in_the_making(pool, finding.path)
     elif finding.kind is Kind.RESCUE:

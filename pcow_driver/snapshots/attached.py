@@ -22,6 +22,7 @@ from pcow_driver.export import control_socket
 from pcow_driver.images import image
 from pcow_driver.pools import room
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ def _users(
     for server in servers:
         stack.callback(server.close)
     try:
-        connection = stack.enter_context(domain.connect())
+        connection = stack.enter_context(libvirt_host.connect())
     except exception.LibvirtFailed as e:
         LOG.info('No guest is paused: %s', e)
         return [*servers]
@@ -149,7 +150,7 @@ def _user(
             yield server, path
             return
         try:
-            connection = stack.enter_context(domain.connect())
+            connection = stack.enter_context(libvirt_host.connect())
         except exception.LibvirtFailed as e:
             LOG.info('Whether a domain has %s is unknown: %s', path, e)
             raise refused from None
@@ -160,7 +161,7 @@ def _user(
 
 
 def _find(connection: Any, path: str) -> tuple[domain.Domain | None, str]:
-    wanted = domain.Files()
+    wanted = libvirt_host.Files()
     wanted.add(path)
     for one in connection.listAllDomains():
         if not one.isActive():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import importlib
 import json
 import os
 import time
@@ -18,7 +17,6 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from pcow_driver.common import conf
 from pcow_driver.common import exception
 from pcow_driver.common import interrupt
 from pcow_driver.common import names
@@ -30,6 +28,7 @@ from pcow_driver.virt import disk_xml
 from pcow_driver.virt import guest_agent
 from pcow_driver.virt import guest_hook
 from pcow_driver.virt import libvirt_call
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.virt import qemu_process
 
@@ -60,120 +59,12 @@ _UNDONE_BY = {
 Image = libvirt_xml.Nvdimm | disk_xml.Disk
 
 
-def _import(name: str) -> Any:
-    """libvirt's binding, which is not needed for anything else here, so not at import time."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as e:
-        raise exception.LibvirtFailed(
-            uri=conf.CONF.pcow.libvirt_uri,
-            reason=(
-                f"{e}; install python3-libvirt, or 'pip install libvirt-python' with libvirt-dev"
-            ),
-        ) from None
-
-
-@contextlib.contextmanager
-def connect(uri: str | None = None) -> Iterator[Any]:
-    """A libvirt connection (virConnect), closed at the end; libvirt's errors become LibvirtFailed.
-    Its calls end, as :mod:`pcow_driver.virt.libvirt_call` says.
-
-    :param uri: [pcow] libvirt_uri if not given
-    :raises LibvirtFailed:
-    """
-    uri = uri or str(conf.CONF.pcow.libvirt_uri)
-    libvirt = _import('libvirt')
-    # it would print what is raised as well
-    libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    with errors(uri):
-        connection = libvirt_call.Proxy(
-            libvirt_call.call(None, f'open {uri}', libvirt.open, uri, seconds=libvirt_call.limit())
-        )
-        try:
-            yield connection
-        finally:
-            with contextlib.suppress(exception.NoAnswer):  # libvirt closes it when it goes on
-                connection.close()
-
-
-@contextlib.contextmanager
-def errors(uri: str | None = None) -> Iterator[None]:
-    """libvirt's errors become LibvirtFailed here already, for who goes on with the connection."""
-    libvirt = _import('libvirt')
-    try:
-        yield
-    except libvirt.libvirtError as e:
-        raise exception.LibvirtFailed(
-            uri=uri or str(conf.CONF.pcow.libvirt_uri), reason=str(e)
-        ) from None
-
-
-class Files:
-    """Files by what they are: of a pool that is mounted twice, two paths lead to an image."""
-
-    def __init__(self) -> None:
-        self._known: set[str | tuple[int, int]] = set()
-
-    def add(self, path: str) -> None:
-        self._known |= self._names(path)
-
-    def __contains__(self, path: str) -> bool:
-        return bool(self._known & self._names(path))
-
-    @staticmethod
-    def _names(path: str) -> set[str | tuple[int, int]]:
-        real = os.path.realpath(path)
-        try:
-            status = os.stat(real)
-        except OSError:  # not there now, and the path alone tells
-            return {real}
-        return {real, (status.st_dev, status.st_ino)}
-
-
-def all_images() -> Files:
-    """The files that NVDIMMs and disks of any domain name, and its RAM, running or not, now or
-    after its next start.
-
-    :raises LibvirtFailed: then nobody knows
-    :raises DomainInvalid: the same, for what one of them has in its XML
-    """
-    found = Files()
-    with connect() as connection:
-        libvirt = _import('libvirt')
-        for one in connection.listAllDomains():
-            for flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE):
-                xml = one.XMLDesc(flags)
-                try:
-                    paths = libvirt_xml.images(xml) + [item.path for item in disk_xml.disks(xml)]
-                except exception.XmlInvalid as e:
-                    raise exception.DomainInvalid(domain=one.name(), reason=str(e)) from None
-                for path in paths:
-                    found.add(path)
-    return found
-
-
-def names_of_all(connection: Any) -> list[str]:
-    """Of all domains, running or not."""
-    return [str(one.name()) for one in libvirt_call.Proxy(connection).listAllDomains()]
-
-
-def names_by_uuid(connection: Any) -> dict[str, str]:
-    """The same."""
-    found = libvirt_call.Proxy(connection).listAllDomains()
-    return {str(one.UUIDString()): str(one.name()) for one in found}
-
-
-def exists(connection: Any, name: str) -> bool:
-    """Whether there is a domain of that name, running or not."""
-    return name in names_of_all(connection)
-
-
 class Domain:
     """One domain of an open connection.
 
-    Methods raise LibvirtFailed (through :func:`connect`), QmpFailed, DomainInvalid, and what
-    :mod:`pcow_driver.images.image` raises. None of them waits for ever for a QEMU, nor for libvirt,
-    whatever the connection is: LibvirtFailed is then NoAnswer.
+    Methods raise LibvirtFailed (through :func:`.libvirt_host.connect`), QmpFailed, DomainInvalid,
+    and what :mod:`pcow_driver.images.image` raises. None of them waits for ever for a QEMU, nor for
+    libvirt, whatever the connection is: LibvirtFailed is then NoAnswer.
     """
 
     def __init__(self, connection: Any, name: str) -> None:
@@ -192,7 +83,7 @@ class Domain:
 
         :raises LibvirtFailed: also if there is one of that name
         """
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         define = libvirt_call.Proxy(connection).defineXMLFlags
         found = define(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE)
         return cls(connection, str(found.name()))
@@ -205,7 +96,7 @@ class Domain:
 
     def definition(self) -> str:
         """XML of its next start, with the passwords that are in it."""
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
         return str(self._domain.XMLDesc(flags))
 
@@ -222,7 +113,7 @@ class Domain:
 
         :param xml: of the device
         """
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         self._domain.attachDeviceFlags(
             xml, libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
         )
@@ -264,7 +155,7 @@ class Domain:
         """Of one that is off: whether its guest or somebody has ended it, saved it or sent it
         elsewhere. False: it was killed, has crashed, or libvirt has been started since.
         """
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         _state, reason = self._domain.state()
         return reason in (
             libvirt.VIR_DOMAIN_SHUTOFF_SHUTDOWN,
@@ -278,7 +169,7 @@ class Domain:
         """Of one that is off: whether libvirt has seen its QEMU end by itself. False: also if it
         does not know, as one that was defined anew, or since libvirt was started.
         """
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         _state, reason = self._domain.state()
         return bool(reason == libvirt.VIR_DOMAIN_SHUTOFF_CRASHED)
 
@@ -287,7 +178,7 @@ class Domain:
 
         :param live: in what runs
         """
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         affect = libvirt.VIR_DOMAIN_AFFECT_LIVE if live else libvirt.VIR_DOMAIN_AFFECT_CONFIG
         try:
             return str(
@@ -312,7 +203,7 @@ class Domain:
         :param element: without namespace; None takes it away
         :param live: of what runs, until that ends
         """
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         affect = libvirt.VIR_DOMAIN_AFFECT_LIVE if live else libvirt.VIR_DOMAIN_AFFECT_CONFIG
         self._domain.setMetadata(
             libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, key, namespace, affect
@@ -418,7 +309,10 @@ class Domain:
         """Of what QEMU may do after its caller has been told that it was not: nobody would know
         of it. Names are not used twice so soon.
         """
-        monitor, bare = _import('libvirt_qemu').qemuMonitorCommand, libvirt_call.bare(self._domain)
+        monitor, bare = (
+            libvirt_host.binding('libvirt_qemu').qemuMonitorCommand,
+            libvirt_call.bare(self._domain),
+        )
         named = {key: value for key, value in arguments.items() if key in ('id', 'name')}
         request = json.dumps({'execute': command, 'arguments': named})
 
@@ -436,7 +330,7 @@ class Domain:
         text = libvirt_call.call(
             self.name,
             command,
-            _import('libvirt_qemu').qemuMonitorCommand,
+            libvirt_host.binding('libvirt_qemu').qemuMonitorCommand,
             libvirt_call.bare(self._domain),
             json.dumps(request),
             0,
@@ -653,7 +547,7 @@ class Domain:
         :param run: False: it is paused afterwards
         """
         try:
-            self._domain.createWithFlags(_import('libvirt').VIR_DOMAIN_START_PAUSED)
+            self._domain.createWithFlags(libvirt_host.binding('libvirt').VIR_DOMAIN_START_PAUSED)
         except exception.NoAnswer as e:
             bare = libvirt_call.bare(self._domain)
             # None: it has failed, and what runs is somebody else's
@@ -715,7 +609,7 @@ class Domain:
 
     def paused_on_purpose(self) -> bool:
         """Whether somebody has stopped its vCPUs, and not a full pool, or a crash."""
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         state, reason = self._domain.state()
         return state == libvirt.VIR_DOMAIN_PAUSED and reason in (
             libvirt.VIR_DOMAIN_PAUSED_USER,
@@ -726,7 +620,7 @@ class Domain:
         """Of one that is active and does not run: whether an error has stopped it, or it has ended
         in all but its QEMU.
         """
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         state, reason = self._domain.state()
         return state != libvirt.VIR_DOMAIN_PAUSED or reason in (
             libvirt.VIR_DOMAIN_PAUSED_IOERROR,
@@ -737,12 +631,12 @@ class Domain:
 
     def is_busy(self) -> bool:
         """Whether libvirt has a job with it: saves it, starts it, reverts it, ..."""
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         return self.is_starting() or self._domain.jobInfo()[0] != libvirt.VIR_DOMAIN_JOB_NONE
 
     def is_starting(self) -> bool:
         """Whether libvirt has begun to start it, and is not done with that."""
-        libvirt = _import('libvirt')
+        libvirt = libvirt_host.binding('libvirt')
         state, reason = self._domain.state()
         return (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP)
 
@@ -783,11 +677,13 @@ class Domain:
 
     def set_clock(self) -> bool:
         """Have its guest take the host's time; whether its agent has."""
-        return guest_agent.set_clock(self.name, self._domain, _import('libvirt'))
+        return guest_agent.set_clock(self.name, self._domain, libvirt_host.binding('libvirt'))
 
     def run_guest_hook(self, event: guest_hook.Event, *words: str, seconds: float) -> None:
         """As :func:`pcow_driver.virt.guest_hook.run`."""
-        bindings = guest_hook.Bindings(_import('libvirt'), _import('libvirt_qemu'))
+        bindings = guest_hook.Bindings(
+            libvirt_host.binding('libvirt'), libvirt_host.binding('libvirt_qemu')
+        )
         guest_hook.run(self.name, self._domain, bindings, event, *words, seconds=seconds)
 
     def _quiet(self) -> contextlib.AbstractContextManager[None]:
@@ -797,7 +693,7 @@ class Domain:
                 domain=self.name,
                 reason=('it does not run, so its agent cannot quiesce it: leave out --quiesce'),
             )
-        return guest_agent.frozen(self.name, self._domain, _import('libvirt'))
+        return guest_agent.frozen(self.name, self._domain, libvirt_host.binding('libvirt'))
 
     def _snapshot_of_libvirt(self, name: str) -> Any:
         """libvirt's snapshot of that name (virDomainSnapshot), or None."""
@@ -808,7 +704,7 @@ class Domain:
 
     def _running(self) -> bool:
         state, _reason = self._domain.state()
-        return bool(state == _import('libvirt').VIR_DOMAIN_RUNNING)
+        return bool(state == libvirt_host.binding('libvirt').VIR_DOMAIN_RUNNING)
 
     @contextlib.contextmanager
     def _server(self, disk: disk_xml.Disk) -> Iterator[control_socket.Server]:

@@ -31,6 +31,7 @@ from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from pcow_driver.pools import scrubs
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 
 LOG = logging.getLogger(__name__)
@@ -72,9 +73,9 @@ def tell(pool: pool_module.Pool, more: Mapping[str, scrubs.Result] | None = None
     :param more: what is not kept, by name
     """
     try:
-        with _alone(), domain.connect() as connection:
+        with _alone(), libvirt_host.connect() as connection:
             damaged = _known(pool.path, pool.uuid, more)
-            for name in domain.names_of_all(connection):
+            for name in libvirt_host.names_of_all(connection):
                 _try_one(connection, name, {pool.path: damaged})
     except (exception.LibvirtFailed, exception.LockHeld, exception.StateInvalid) as e:
         LOG.debug('no domain is told of damage: %s', e)
@@ -90,7 +91,7 @@ def tell_domain(name: str) -> None:
     damaged = {
         entry.path: _known(entry.path, entry.uuid) for entry in registry.PoolRegistry().list()
     }
-    with _alone(), domain.connect() as connection, domain.errors():
+    with _alone(), libvirt_host.connect() as connection, libvirt_host.errors():
         _update(domain.Domain(connection, name), damaged, forget=True)
 
 
@@ -114,7 +115,7 @@ def _known(
 def _try_one(connection: Any, name: str, damaged: Damage) -> None:
     """What is wrong with one domain, or in its XML, keeps no other from being told."""
     try:
-        with domain.errors():
+        with libvirt_host.errors():
             _update(domain.Domain(connection, name), damaged)
     except (
         exception.PcowError,

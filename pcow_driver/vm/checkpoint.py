@@ -19,7 +19,7 @@ from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import model as image_model
 from pcow_driver.pools import room
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import machine
 from pcow_driver.vm import model
 from pcow_driver.vm import state_room
@@ -182,7 +182,7 @@ def _command(found: machine.Machine, command: str, name: str, max_wait: int | No
 
 
 def _has_open(found: machine.Machine, path: str) -> bool:
-    files = domain.Files()
+    files = libvirt_host.Files()
     for one in found.query():
         files.add(str(one.get('filename', '')))
     return os.path.realpath(path) in files

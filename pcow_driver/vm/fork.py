@@ -25,6 +25,7 @@ from pcow_driver.images import image_locks
 from pcow_driver.virt import domain
 from pcow_driver.virt import fork_xml
 from pcow_driver.virt import guest_hook
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import model
 from pcow_driver.vm import ram
@@ -94,7 +95,7 @@ def fork(
         )
     fork_xml.check(xml, parent.writable())
     for child in children:
-        if domain.exists(connection, child):
+        if libvirt_host.exists(connection, child):
             raise exception.DomainExists(domain=child)
     for path in parent.writable():
         image_fork.check_sound(path)

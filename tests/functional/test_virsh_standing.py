@@ -19,6 +19,7 @@ from pcow_driver.pools import registry
 from pcow_driver.snapshots import attached
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_call
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import checkpoint
 from tests.functional import images
 from tests.functional import libvirt_vm
@@ -61,7 +62,7 @@ class StandingTest(libvirt_vm.HostTestCase):
 
     @contextlib.contextmanager
     def found(self) -> Any:
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             yield domain.Domain(connection, self.guest.name)
 
     def stand(self) -> None:

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 
 NAME = 'stands'
 JOB_SECONDS = 0.5  # 30 of libvirt itself
@@ -107,4 +107,4 @@ def install(qemu: StandingQemu) -> None:
         VIR_DOMAIN_RUNNING=1,
         VIR_DOMAIN_XML_INACTIVE=2,
     )
-    domain._import = lambda _name: module  # type: ignore[assignment]
+    libvirt_host.binding = lambda _name: module  # type: ignore[assignment]

@@ -182,7 +182,7 @@ class Libvirt(fixtures.Fixture):
                 setattr(fakelibvirt, name, 1)
         for name, value in (
             ('nova_pcow.snapshots.snapshot._libvirt', lambda: fakelibvirt),
-            ('pcow_driver.virt.domain._import', lambda _name: fakelibvirt),
+            ('pcow_driver.virt.libvirt_host.binding', lambda _name: fakelibvirt),
             ('pcow_driver.virt.domain.Domain.active', lambda found: found.name == self.stands),
             ('pcow_driver.virt.domain.Domain._backend', lambda _found, item: item.path),
             (f'{domain}snapshotCreateXML', lambda found, _xml, _flags: SuspendedState(found)),

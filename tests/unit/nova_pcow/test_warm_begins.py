@@ -25,6 +25,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from tests.unit.nova_pcow import test_warm_servers
 
 _QMP = domain.Domain.qmp  # which other tests replace
@@ -97,11 +98,11 @@ class WarmBeginsTest(test_warm_servers.WarmServersTestCase):
             found.qmp('pcow-checkpoint-delete')
             self._delete(found, name)
 
-        imported = domain._import
+        imported = libvirt_host.binding
 
         for name, new in (
             (
-                'pcow_driver.virt.domain._import',
+                'pcow_driver.virt.libvirt_host.binding',
                 lambda name: (
                     types.SimpleNamespace(qemuMonitorCommand=monitor)
                     if name == 'libvirt_qemu'

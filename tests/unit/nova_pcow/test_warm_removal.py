@@ -93,8 +93,8 @@ class RemovalTest(test_warm.WarmTestCase):
         """By pcowctl, where the parent has no domain."""
         command = cli.DeleteWarm(mock.Mock(), mock.Mock())
         with (
-            mock.patch('pcow_driver.virt.domain.connect'),
-            mock.patch('pcow_driver.virt.domain.names_by_uuid', return_value={}),
+            mock.patch('pcow_driver.virt.libvirt_host.connect'),
+            mock.patch('pcow_driver.virt.libvirt_host.names_by_uuid', return_value={}),
         ):
             command.take_action(command.get_parser('').parse_args([_IMAGE, *options]))
 

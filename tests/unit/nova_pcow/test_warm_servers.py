@@ -50,7 +50,7 @@ class WarmServersTestCase(test_ram.RamTestCase):
             ('nova_pcow.warm_images.warm_xml.adopt', lambda definition, _machine: definition),
             ('pcow_driver.vm.checkpoint.take', self._take),
             ('pcow_driver.vm.checkpoint.delete', self._delete),
-            ('pcow_driver.virt.domain.names_by_uuid', self._names),
+            ('pcow_driver.virt.libvirt_host.names_by_uuid', self._names),
             ('pcow_driver.virt.domain.Domain.ram', self._ram),
             ('pcow_driver.virt.domain.Domain.writable', lambda _found: []),
             (

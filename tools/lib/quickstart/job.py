@@ -16,8 +16,8 @@ from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.templates import template as template_module
-from pcow_driver.virt import domain
 from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 from tools.lib.quickstart import guest as guest_module
 from tools.lib.quickstart import libvirtd as libvirtd_module
@@ -64,7 +64,7 @@ class Job:
         with contextlib.ExitStack() as stack:
             with self.report.step(4, 'boot it through libvirt, from raw and from pcow by turns'):
                 self.daemon.start()
-                connection = stack.enter_context(domain.connect(self.daemon.uri))
+                connection = stack.enter_context(libvirt_host.connect(self.daemon.uri))
                 machine, overlay = self._boot_by_turns(connection, template, guest)
             with self.report.step(5, 'write, snapshot, write more, revert, boot again'):
                 self._snapshot_and_revert(machine)

@@ -19,6 +19,7 @@ from pcow_driver.images import image
 from pcow_driver.pools import registry
 from pcow_driver.snapshots import trash
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from tests.unit.pcow_driver import base
 from tests.unit.pcow_driver.virt import test_domain
 
@@ -139,7 +140,7 @@ class KilledTest(base.TestCase):
         nobody = exception.LibvirtFailed(uri='', reason='nobody answers')
         with (
             mock.patch.object(image, 'convert', convert),
-            mock.patch.object(domain, 'connect', side_effect=nobody),
+            mock.patch.object(libvirt_host, 'connect', side_effect=nobody),
         ):
             fork.export_domain(self.guest, self.target, 'raw')
         self.assertEqual(1, len(seen))

@@ -81,10 +81,10 @@ class FixationTest(base.TestCase):
         self.addCleanup(self.hanging.set)
         for target, new in (
             ('virt.domain.Domain', _Domain),
-            ('virt.domain.connect', contextlib.nullcontext),
-            ('virt.domain.errors', contextlib.nullcontext),
+            ('virt.libvirt_host.connect', contextlib.nullcontext),
+            ('virt.libvirt_host.errors', contextlib.nullcontext),
             ('vm.tree.checkpoints', lambda _found: []),
-            ('virt.domain.names_of_all', lambda _none: [*_Domain.policies, 'gone']),
+            ('virt.libvirt_host.names_of_all', lambda _none: [*_Domain.policies, 'gone']),
             ('fixation.policy.get', lambda found: _Domain.policies[found.name]),
         ):
             self.patch_module(target, new)

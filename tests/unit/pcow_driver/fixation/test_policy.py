@@ -6,6 +6,7 @@ import dataclasses
 from pcow_driver.common import exception
 from pcow_driver.fixation import policy
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 from tests.unit import libvirt_node
 from tests.unit.pcow_driver import base
@@ -19,7 +20,7 @@ class PolicyTest(base.TestCase):
         self.configure(libvirt_uri=f'test://{node}')
 
     def test_session(self) -> None:
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             found = domain.Domain(connection, 'vm')
             self.assertIsNone(policy.get(found))
             policy.change(found)
@@ -36,7 +37,7 @@ class PolicyTest(base.TestCase):
     def test_of_an_owner(self) -> None:
         """He writes it as he starts the domain; an administrator may change what is not his."""
         wanted = policy.Policy(owner='nova-compute', over='boot/7-1')
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             found = domain.Domain(connection, 'vm')
             policy.write(found, wanted)
             self.assertEqual(wanted, policy.get(found))
@@ -51,7 +52,7 @@ class PolicyTest(base.TestCase):
             self.assertEqual('/no/such-ram.pcow', found.ram())
 
     def test_server_of_nova(self) -> None:
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             found = domain.Domain(connection, 'vm')
             found.set_metadata(libvirt_xml.NOVA_NAMESPACE, 'nova', '<instance/>')
             error = self.assertRaises(exception.DomainInvalid, policy.change, found)
@@ -60,7 +61,7 @@ class PolicyTest(base.TestCase):
             policy.change(found, priority=2)
 
     def test_what_is_none(self) -> None:
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             found = domain.Domain(connection, 'vm')
             for wanted in (
                 {'interval': '0s'},
@@ -80,7 +81,7 @@ class PolicyTest(base.TestCase):
                 self.assertRaises(exception.UsageInvalid, policy.get, found)
 
     def test_libvirt_starts_it_itself(self) -> None:
-        with domain.connect() as connection:
+        with libvirt_host.connect() as connection:
             found = domain.Domain(connection, 'vm')
             connection.lookupByName('vm').setAutostart(True)
             error = self.assertRaises(exception.DomainInvalid, policy.change, found)

@@ -22,6 +22,7 @@ from pcow_driver.fixation import recover
 from pcow_driver.fixation import runs
 from pcow_driver.images import image
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import checkpoint
 from pcow_driver.vm import tree
 from tests.unit.pcow_driver.fixation import entered
@@ -49,8 +50,8 @@ class RecoveryCase(recorded.TestCase):
         for where, name, new in (
             (checkpoint, 'start_at', self.start_at),
             (type(self.found), 'arrive', lambda found: self.arrived.append(found.name)),
-            (domain, 'errors', contextlib.nullcontext),
-            (domain, 'connect', lambda: contextlib.nullcontext(self.connection)),
+            (libvirt_host, 'errors', contextlib.nullcontext),
+            (libvirt_host, 'connect', lambda: contextlib.nullcontext(self.connection)),
             (runs, 'current', lambda _found: 'this run'),
             (at_signal, 'tell', lambda _found, word: self.told.append((word, self.reverted[:]))),
         ):
@@ -358,7 +359,7 @@ class RecoveryTest(RecoveryCase):
     def test_one_that_fails_keeps_no_other_one(self) -> None:
         for number in range(2):
             records.write(f'gone-{number}', records.Record(State.RUNS))
-        self.begin(mock.patch.object(domain, 'names_by_uuid', new=lambda _none: {}))
+        self.begin(mock.patch.object(libvirt_host, 'names_by_uuid', new=lambda _none: {}))
         both = recover.recover_all()
         self.assertEqual(['gone-0', 'gone-1'], sorted(one.name for one in both))
         for one in both:
@@ -420,7 +421,7 @@ class RecoveryTest(RecoveryCase):
         self.assertEqual(self.last, done.checkpoint)
 
     def test_of_an_owner_who_has_undefined_it(self) -> None:
-        self.begin(mock.patch.object(domain, 'names_by_uuid', new=lambda _none: {}))
+        self.begin(mock.patch.object(libvirt_host, 'names_by_uuid', new=lambda _none: {}))
         records.write('gone', records.Record(State.RUNS, owner='nova-compute'))
         self.assertEqual([], recover.recover_all())
 
@@ -438,7 +439,7 @@ class RecoveryTest(RecoveryCase):
         self.connection = mock.Mock(lookupByName=found.get)
         uuids = {found[name].UUIDString(): name for name in names}
         self.policy = policy.Policy()
-        self.begin(mock.patch.object(domain, 'names_by_uuid', new=lambda _none: uuids))
+        self.begin(mock.patch.object(libvirt_host, 'names_by_uuid', new=lambda _none: uuids))
         self.begin(mock.patch.object(policy, 'get', new=lambda _found: self.policy))
         for uuid in uuids:
             entered.enter(uuid, records.Record(State.FIXATED, checkpoint=self.last))

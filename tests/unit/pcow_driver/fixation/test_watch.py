@@ -19,6 +19,7 @@ from pcow_driver.fixation import recover
 from pcow_driver.fixation import runs
 from pcow_driver.fixation import watch
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.vm import model
 from tests.unit.pcow_driver import base
 from tests.unit.pcow_driver.fixation import entered
@@ -459,8 +460,12 @@ class WatchTest(base.TestCase):
             (watch, '_END', 0.1),
             (watch, 'PERIOD', 0.1),
             (watch.Watch, 'look', look),
-            (domain, 'names_by_uuid', lambda _none: {name: name for name in (*several, 'last')}),
-            (domain, 'connect', contextlib.nullcontext),
+            (
+                libvirt_host,
+                'names_by_uuid',
+                lambda _none: {name: name for name in (*several, 'last')},
+            ),
+            (libvirt_host, 'connect', contextlib.nullcontext),
             (domain, 'Domain', lambda _none, name: name),
         ):
             patched = mock.patch.object(where, name, new=new)
@@ -527,9 +532,9 @@ class WatchTest(base.TestCase):
 
     def test_of_an_owner_who_has_undefined_it(self) -> None:
         """Not at once; and what is pcow's own stays until its owner has looked."""
-        connect = mock.patch('pcow_driver.virt.domain.connect', new=contextlib.nullcontext)
+        connect = mock.patch('pcow_driver.virt.libvirt_host.connect', new=contextlib.nullcontext)
         known: dict[str, str] = {}
-        names = mock.patch('pcow_driver.virt.domain.names_by_uuid', new=lambda _none: known)
+        names = mock.patch('pcow_driver.virt.libvirt_host.names_by_uuid', new=lambda _none: known)
         with connect, names:
             for owner, there, seconds, expected in (
                 ('', {}, 100, State.RUNS),
@@ -561,9 +566,9 @@ class WatchTest(base.TestCase):
         self.found.is_active, self.found.on_purpose = False, True
         self.watch.end()
         names = mock.patch(
-            'pcow_driver.virt.domain.names_by_uuid', new=lambda _none: {UUID: 'web1'}
+            'pcow_driver.virt.libvirt_host.names_by_uuid', new=lambda _none: {UUID: 'web1'}
         )
-        connect = mock.patch('pcow_driver.virt.domain.connect', new=contextlib.nullcontext)
+        connect = mock.patch('pcow_driver.virt.libvirt_host.connect', new=contextlib.nullcontext)
         lookup = mock.patch('pcow_driver.virt.domain.Domain', new=lambda *_: self.found)
         with names, connect, lookup:
             self.watch.run()

@@ -14,7 +14,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import workspace
 from pcow_driver.health import garbage
 from pcow_driver.pools import registry
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from tests.unit import libvirt_node
 from tests.unit.pcow_driver import base
 
@@ -47,7 +47,7 @@ class UnusedImageTest(base.TestCase):
         return path
 
     def find(self) -> list[garbage.Finding]:
-        return garbage.find(self.pool, domain.all_images())
+        return garbage.find(self.pool, libvirt_host.all_images())
 
     def test_found_and_deleted(self) -> None:
         path = self.make('mine')

@@ -13,7 +13,7 @@ from pcow_driver.common import exception
 from pcow_driver.health import garbage
 from pcow_driver.pools import registry
 from pcow_driver.virt import disk_xml
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from tests.unit import libvirt_node
 from tests.unit.pcow_driver import base
 
@@ -40,7 +40,7 @@ class OrphanTest(base.TestCase):
         self.base.rename(self.kept)
         (found,) = (
             one
-            for one in garbage.find(self.pool, domain.all_images())
+            for one in garbage.find(self.pool, libvirt_host.all_images())
             if one.kind is garbage.Kind.ORPHAN
         )
         self.assertEqual(path, found.path)
@@ -64,7 +64,7 @@ class OrphanTest(base.TestCase):
         subprocess.run([self.programs / 'pcow-img', 'seal', '-q', path], check=True)
         os.utime(path, (time.time() - 7200,) * 2)
         self.base.rename(self.kept)
-        (found,) = garbage.find(self.pool, domain.all_images())
+        (found,) = garbage.find(self.pool, libvirt_host.all_images())
         garbage.delete(self.pool, found)
         self.assertEqual([], self.pool.entries())
 
@@ -74,7 +74,7 @@ class OrphanTest(base.TestCase):
         with base.opened(path, self.programs / 'pcow-io'):
             os.utime(path, (time.time() - 7200,) * 2)
             self.base.rename(self.kept)
-            (found,) = garbage.find(self.pool, domain.all_images())
+            (found,) = garbage.find(self.pool, libvirt_host.all_images())
             self.assertRaises(exception.ImageInUse, garbage.delete, self.pool, found)
         self.assertTrue(os.path.exists(path))
 
@@ -121,7 +121,7 @@ class OrphanTest(base.TestCase):
         self.base.rename(self.kept)
         (found,) = (
             one
-            for one in garbage.find(self.pool, domain.all_images())
+            for one in garbage.find(self.pool, libvirt_host.all_images())
             if one.kind is garbage.Kind.ORPHAN
         )
         self.assertIn(

@@ -22,7 +22,7 @@ from pcow_driver.pools import device
 from pcow_driver.pools import list_cache
 from pcow_driver.pools import registry
 from pcow_driver.snapshots import trash
-from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from tests.unit.pcow_driver import base
 
 _SERVER = 'server-0d3c8a52-7f35-4f7a-9b43-6f0d0b1a5c11-root'
@@ -303,7 +303,7 @@ class ChildrenTest(base.TestCase):
             self.configure(volume_name_template=template)
             named = [
                 one
-                for one in garbage.find(self.pool, domain.Files())
+                for one in garbage.find(self.pool, libvirt_host.Files())
                 if one.kind is garbage.Kind.UNUSED_IMAGE and name in one.path
             ]
             self.assertEqual(found, len(named))

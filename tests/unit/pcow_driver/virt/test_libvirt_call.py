@@ -17,6 +17,7 @@ from pcow_driver.common import exception
 from pcow_driver.virt import domain
 from pcow_driver.virt import guest_agent
 from pcow_driver.virt import libvirt_call
+from pcow_driver.virt import libvirt_host
 from tests.unit.pcow_driver import base
 from tests.unit.pcow_driver.virt import test_domain
 
@@ -76,10 +77,11 @@ class LibvirtCallTest(LibvirtCallCase):
         self.assertEqual('vm', error.details['domain'])
 
     def test_libvirt_that_does_not(self) -> None:
-        with mock.patch.object(domain, '_import') as bindings:
+        with mock.patch.object(libvirt_host, 'binding') as bindings:
             bindings.return_value.libvirtError = OSError
             bindings.return_value.open = lambda _uri: self.standing.wait()
-            self.no_answer(domain.connect('test:///x').__enter__, 'libvirt does not answer: open')
+            opened = libvirt_host.connect('test:///x')
+            self.no_answer(opened.__enter__, 'libvirt does not answer: open')
 
     def test_no_descriptor_stays(self) -> None:
         before = os.listdir('/proc/self/fd')
@@ -292,7 +294,7 @@ class DomainTest(LibvirtCallCase):
             mock.patch.object(
                 self.recorded, 'destroy', lambda: self.recorded.calls.append('destroy'), create=True
             ),
-            mock.patch.object(domain, '_import'),
+            mock.patch.object(libvirt_host, 'binding'),
         ):
             self.no_answer(work, 'createWithFlags')
             self.standing.go_on()

@@ -13,6 +13,7 @@ from pcow_driver.images import image
 from pcow_driver.pools import registry
 from pcow_driver.pools import scrubs
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 from pcow_driver.virt import notices
 from tests.unit.pcow_driver import base
@@ -61,12 +62,12 @@ class NoticesTest(base.TestCase):
     def connected(self) -> contextlib.ExitStack:
         """Meanwhile this is the domain that libvirt has."""
         stack = contextlib.ExitStack()
-        for name, value in (
-            ('connect', contextlib.nullcontext),
-            ('names_of_all', lambda _connection: ['vm']),
-            ('Domain', lambda _connection, _name: self.domain),
+        for module, name, value in (
+            (libvirt_host, 'connect', contextlib.nullcontext),
+            (libvirt_host, 'names_of_all', lambda _connection: ['vm']),
+            (domain, 'Domain', lambda _connection, _name: self.domain),
         ):
-            stack.enter_context(mock.patch.object(domain, name, value))
+            stack.enter_context(mock.patch.object(module, name, value))
         return stack
 
     def has(self, *names: str) -> None:

@@ -17,8 +17,8 @@ from pcow_driver.common import exception
 from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
-from pcow_driver.virt import domain
 from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 from tools.lib.quickstart import cpio
 from tools.lib.quickstart import guest
@@ -109,7 +109,7 @@ def prepared() -> Iterator[Place]:
         made.make_pool(None)
         with orphans.adopted():
             process = daemon.start()
-            with domain.connect() as connection:
+            with libvirt_host.connect() as connection:
                 yield Place(run, made, daemon, process.pid, connection, kernel, initrd, program)
     finally:
         teardown.tear_down(run)

@@ -18,6 +18,7 @@ from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.virt import domain
 from pcow_driver.virt import domain_xml
+from pcow_driver.virt import libvirt_host
 from pcow_driver.virt import libvirt_xml
 from tools.lib.quickstart import guest
 from tools.lib.quickstart import libvirtd
@@ -60,7 +61,7 @@ class _Bench:
         self.daemon.start()
         size = image.info(str(template)).virtual_size
         result: dict[str, Any] = {'ram': MEMORY, 'nvdimm': size, 'sides': {}}
-        with domain.connect(self.daemon.uri) as connection:
+        with libvirt_host.connect(self.daemon.uri) as connection:
             for kind in ('raw', 'pcow'):
                 path = self._memory(kind, template)
                 carrier = self.place.scratch / f'{kind}.qcow2'
