@@ -10,13 +10,14 @@
  * the store.
  *
  *   page of such a slab                  page table        access
- *   not own: a base's, a snapshot's      no entry          store: is made own and let in; load: the slab is mapped as under signal
+ *   not own: a base's, a snapshot's      no entry          store: is made own and let in; load: the slab is mapped as under signal, or as a store
  *   own, not used since it became so     no entry          is let in
  *   own, used                            writable entry    no trap; if the kernel takes the entry away (swap), it is let in again
  *
  * What a base has cannot be shown there without being copied. So a slab from which something is
  * loaded that is not own is mapped as under signal, and stays so until the next snapshot; and if
- * that happens often there are few such slabs (gain).
+ * that happens often there are few such slabs (gain). But where mappings are short, and it would
+ * have to be made whole for that, what is loaded is made own: a cluster in place of 2 MiB.
  *
  * System calls cannot trap: they get EFAULT. Who has one access the range has to ask before
  * (pcow_map_resolve()); a slab that was asked for is mapped as under signal, for good. That is why
@@ -116,7 +117,8 @@ static bool can_keep(const struct pcow_map *map, uint64_t guest_slab)
     const struct slab_map *slab = &map->slabs[guest_slab];
 
     return slab_is_one_of(&slab->status, SLAB_BIT(SLAB_MAPPED) | SLAB_BIT(SLAB_BOUNCE))
-           && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED) && !slab->loaded && !map->lost
+           && !__atomic_load_n(&slab->asked, __ATOMIC_RELAXED)
+           && (!slab->loaded || vmas_are_short(map)) && !map->lost
            && !page_set_full(&slab->writable);
 }
 
@@ -218,7 +220,7 @@ static bool keep(struct pcow_map *map, uint64_t guest_slab, bool at_once)
     uint64_t p = soon ? own_slab(map, guest_slab) : 0;
     enum slab_state before = slab_state(&slab->status);
 
-    if (p == 0 || !can_keep(map, guest_slab) || !is_worth_it(map))
+    if (p == 0 || !can_keep(map, guest_slab) || (!at_once && !is_worth_it(map)))
         return false;
     /*
      * Either who has a system call access the slab sees this, or he is seen here, see slab_ask().
@@ -243,6 +245,12 @@ static bool keep(struct pcow_map *map, uint64_t guest_slab, bool at_once)
     return true;
 }
 
+/* Are as many mappings left as it takes to map the slab as under signal? */
+static bool fits_in_pieces(const struct pcow_map *map, uint64_t guest_slab)
+{
+    return vmas_used(map) + layout_count_pieces(map, guest_slab) < map->vma_budget;
+}
+
 /*
  * Mapped as under signal. If there are not as many mappings left as that takes the slab is made
  * whole; where that cannot be (a full pool), they come from what is kept for others, as nobody must
@@ -251,7 +259,7 @@ static bool keep(struct pcow_map *map, uint64_t guest_slab, bool at_once)
  */
 static int leave(struct pcow_map *map, uint64_t guest_slab)
 {
-    if (vmas_used(map) + layout_count_pieces(map, guest_slab) >= map->vma_budget)
+    if (!fits_in_pieces(map, guest_slab))
         layout_own_whole(map, guest_slab);
     return layout_map_slab(map, guest_slab);
 }
@@ -273,6 +281,24 @@ static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 }
 
 /*
+ * A load of what is not own, from a slab that cannot be mapped as under signal. -ENOSPC, -EIO: nor
+ * made own.
+ */
+static int own_for_load(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+{
+    unsigned cluster = layout_cluster(map), first = page / cluster * cluster,
+             left = layout_pages(map, guest_slab) - first,
+             count = cluster < left ? cluster : left;
+    int ret = layout_own(map, guest_slab, first, count, NULL);
+
+    if (!ret)
+        ret = layout_map_own(map, guest_slab, first, count);
+    return ret || !slab_is_kept(&map->slabs[guest_slab].status)
+               ? ret
+               : let_in_pages(map, guest_slab, first, count);
+}
+
+/*
  * Also of a slab in state UNKNOWN, which may be in minor mode still, as the kernel refused to unmap
  * it: to make all of it own for one access, as of one that is unmapped, would take space for
  * nothing.
@@ -287,7 +313,9 @@ static int serve(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool 
         return meet(map, guest_slab, page);
     if (write && stays)
         return KEEPER_GO_ON;
-    if (!write && stays) {
+    if (stays && !fits_in_pieces(map, guest_slab) && !own_for_load(map, guest_slab, page))
+        return 0;
+    if (stays) {
         slab->loaded = 1;
         count_gain(map, -LOSS);
     }

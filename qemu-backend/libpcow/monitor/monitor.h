@@ -261,6 +261,7 @@ void dispatch_end(void);
 /* Mappings that a map has more (or less) than before; what counts against its budget. */
 void vmas_add(struct pcow_map *map, int change);
 unsigned vmas_used(const struct pcow_map *map);
+bool vmas_are_short(const struct pcow_map *map);
 /*
  * A slab that is used for the first time. What is not used takes a mapping for each stretch of it:
  * at the most as many as there are used ones, and one more, or as there are others.

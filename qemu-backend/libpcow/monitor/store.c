@@ -13,11 +13,6 @@ static bool has_page_in(const struct page_set *set, struct range range)
     return page_set_has(set, range.first) || page_set_run_end(set, range.first, end) < end;
 }
 
-static bool vmas_are_short(const struct pcow_map *map)
-{
-    return policy_is_short(vmas_used(map), map->vma_budget);
-}
-
 /* Of a store to a page that is not mapped for stores. The claim is held. */
 static struct policy_seen look(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {

@@ -4,6 +4,7 @@
  * of the process.
  */
 #include "monitor/monitor.h"
+#include "monitor/policy.h"
 
 static unsigned of_all_maps;           /* relaxed atomic */
 
@@ -32,6 +33,11 @@ void vmas_begin(struct pcow_map *map, struct slab_map *slab)
 unsigned vmas_used(const struct pcow_map *map)
 {
     return __atomic_load_n(map->shares_vmas ? &of_all_maps : &map->vmas, __ATOMIC_RELAXED);
+}
+
+bool vmas_are_short(const struct pcow_map *map)
+{
+    return policy_is_short(vmas_used(map), map->vma_budget);
 }
 
 void vmas_forget_all(void)

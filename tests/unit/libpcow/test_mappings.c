@@ -39,7 +39,8 @@ static void test_vma_budget_promotes_slabs(void **state)
         for (uint64_t offset = 0; offset < 64 * MIB; offset += 4096)
             assert_int_equal(memory[offset], offset % (128 * KIB) ? 0x5a : 1);
         pcow_map_get_stats(map, &stats);
-        assert_true(stats.slabs_promoted > 0);
+        /* but where one mapping does for a slab, whatever of it is own */
+        assert_true(stats.slabs_promoted > 0 || stats.engine == PCOW_ENGINE_MINOR);
         assert_true(stats.vmas <= 100);
         assert_true(count_mappings(memory, 64 * MIB) <= stats.vmas);
         pcow_map_destroy(map);

@@ -107,18 +107,18 @@ enum way {
 static void make_half_own(pcow_map *map, enum way way)
 {
     unsigned char *memory = pcow_map_address(map);
-    struct minor *minor;
+    struct minor *minor = map->of_engine;
+    int fd = minor ? minor->fd : -1;
 
     switch (way) {
     case SCATTERED:
-        /* Of engine minor such slabs were worth nothing, and the next one is not tried. */
-        minor = map->of_engine;
-        if (minor) {
-            minor->gain = -100;
-            minor->tries = 1;
-        }
+        /* Engine minor would take it, and the kernel refuses. */
         map->vma_budget = map->vmas + 1;
+        if (minor)
+            __atomic_store_n(&minor->fd, -1, __ATOMIC_SEQ_CST);
         memory[7 * 4096] = 0x33;
+        if (minor)
+            __atomic_store_n(&minor->fd, fd, __ATOMIC_SEQ_CST);
         break;
     case BY_THE_THREAD:
         memory[7 * 4096] = 0x33;
