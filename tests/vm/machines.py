@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 from pathlib import Path
+import random
 from typing import Any
 
 from pcow_driver.common import exception
@@ -92,7 +93,10 @@ def _persist(around: Surroundings, ends: tuple[str, ...] = persistrun.ENDS) -> i
     root = persist_host.host_tree(
         around.scratch / 'tree', around.run, around.options.binaries, parts_module.udev(around.run)
     )
-    return persistrun.run(around.outside, root, around.scratch, around.report, ends)
+    generator = random.Random()
+    if around.options.rounds:
+        ends = tuple(generator.choices(persistrun.ENDS, (1, 3, 1), k=around.options.rounds))
+    return persistrun.run(around.outside, root, around.scratch, around.report, ends, generator)
 
 
 # Parts of others

@@ -26,6 +26,7 @@ FSDAX_MACHINES = (
     *('pools', 'pools-session', 'power', 'caches', 'caches-twice', 'confinement'),
     *('persist', 'persist-shutdown', 'persist-cut', 'persist-panic'),
 )
+_MOST_ROUNDS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Options:
     only: tuple[str, ...]  # scenarios, as NAME or NAME@POOL; empty: all
     output: str  # human, json
     cpus: int
+    rounds: int | None  # of the scenario persist
     binaries: Path  # directory of the programs under test
     unit_tests: Path  # directory of the C tests
     # suite of Debian whose kernel the outer machine runs; None: that of the guests
@@ -82,6 +84,13 @@ def parse(arguments: Sequence[str]) -> Options:
         type=int,
         default=2,
         help='CPUs of the guests under test; default: %(default)s.',
+    )
+    parser.add_argument(
+        '--rounds',
+        metavar='N',
+        type=int,
+        help='With persist: how often its host goes down, each time by a power cut, a panic or '
+        'in order, at random; default: once each.',
     )
     parser.add_argument(
         '--binaries',
@@ -146,11 +155,14 @@ def parse(arguments: Sequence[str]) -> Options:
         )
     if not 1 <= parsed.cpus <= 8:
         raise exception.UsageInvalid(reason=f'--cpus {parsed.cpus}: give 1 to 8')
+    if parsed.rounds is not None and not 1 <= parsed.rounds <= _MOST_ROUNDS:
+        raise exception.UsageInvalid(reason=f'--rounds {parsed.rounds}: give 1 to {_MOST_ROUNDS}')
     return Options(
         what=parsed.what,
         only=tuple(parsed.only),
         output=parsed.output,
         cpus=parsed.cpus,
+        rounds=parsed.rounds,
         binaries=parsed.binaries.resolve(),
         unit_tests=parsed.unit_tests.resolve(),
         host_kernel=parsed.host_kernel,

@@ -21,7 +21,7 @@ from tests.vm import tree
 
 _REGION_SIZES = (2 * units.GIB,) * 2
 _CHECKPOINTS = (2, 5)  # that are told of before a cut, at least and at most
-# share of the dirty lines that were evicted before the end of each boot
+# share of the dirty lines that were evicted before the end of each boot, by turns
 _EVICTIONS = (0.0, 0.0, 0.5, 1.0)
 ENDS = ('shutdown', 'load', 'panic')
 
@@ -61,14 +61,14 @@ def run(
     root: tree.Tree,
     scratch: Path,
     report: outer.Report,
-    ends: tuple[str, ...] = ENDS,
+    ends: tuple[str, ...],
+    generator: random.Random,
 ) -> int:
     """The number of results that must have been reported.
 
     :raises PcowError: the machine itself failed
     """
     places: dict[str, machine.Place] = contents.pools_places()
-    generator = random.Random()
     disk = scratch / 'outer.ext4'
     root.make_image(disk, persist_host.ROOM)
     contents.labelled_nvdimms(scratch, _REGION_SIZES)
@@ -91,7 +91,7 @@ def run(
         if boot.failed:
             break
         begun = time.monotonic()
-        loss = caches.cut(nvdimms, generator, _EVICTIONS[number])
+        loss = caches.cut(nvdimms, generator, _EVICTIONS[number % len(_EVICTIONS)])
         report(
             {
                 'name': f'persist-lost-{end or "end"}',
