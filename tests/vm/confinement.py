@@ -15,6 +15,7 @@ import json
 import os
 from pathlib import Path
 import pwd
+import re
 import shutil
 import socket
 import subprocess
@@ -51,6 +52,10 @@ _KEPT = {
     _STATE / 'lists' / 'pool': 0o600,  # what is remembered of images
     _STATE / 'locks' / 'pool': 0o660,
 }
+_OURS = tuple(
+    map(Path, ('/var/lib/pcow', '/etc/pcow', '/etc/libvirt', '/var/lib/libvirt', '/run/libvirt'))
+)
+_SOCKETS = ('/run', '/var', '/tmp')
 _PROFILES = Path('/etc/apparmor.d/libvirt')
 _QEMU_USER, _QEMU_GROUP, _SERVICE = 'libvirt-qemu', 'kvm', 'daemon'
 _MIB = 1 << 20
@@ -71,6 +76,7 @@ _LIBVIRTD_CONF = """\
 log_outputs = "3:file:/var/log/libvirtd.log"
 unix_sock_group = "libvirt"
 unix_sock_rw_perms = "0770"
+unix_sock_ro_perms = "0770"
 """
 _MONITOR = 'monitor.sock'
 _DIRECTORIES = (
@@ -382,6 +388,46 @@ def _matrix(guests: list[Guest]) -> list[str]:
     return lines
 
 
+def _all_there_is() -> list[Path]:
+    """Every file of pcow's and of a domain's, and every socket of the host."""
+    found: list[Path] = []
+    for top in _OURS:
+        found += [path for path in top.rglob('*') if path.is_file() or path.is_socket()]
+    for place in _SOCKETS:
+        for directory, _directories, files in os.walk(place):
+            found += [path for name in files if (path := Path(directory, name)).is_socket()]
+    return sorted(set(found))
+
+
+def _is_known(path: Path, guest: Guest) -> bool:
+    """What libvirt has made for this QEMU, or systemd for everybody."""
+    own = re.fullmatch(
+        rf'/var/lib/libvirt/qemu/(ram/|domain-)\d+-{guest.name}/.+'
+        rf'|/run/libvirt/qemu/{guest.name}\.pid',
+        str(path),
+    )
+    return bool(own) or path.is_relative_to('/run/systemd')
+
+
+def _check_all(guests: list[Guest]) -> int:
+    """Nothing that the table does not name lets itself be opened, either.
+
+    :returns: how many files and sockets there are
+    """
+    paths = _all_there_is()
+    for must in (path for guest in guests for path in (guest.image, guest.ram, guest.socket)):
+        _expect(must in paths, f'{must} was not found')
+    for guest in guests:
+        got = zip(paths, _tried(guest.profile, _QEMU_USER, paths), strict=True)
+        wrong = [
+            f'{path}: {what}'
+            for path, what in got
+            if what != guest.allowed(path) and not _is_known(path, guest)
+        ]
+        _expect(not wrong, '\n'.join((f'QEMU {guest.name}, of {len(paths)}:', *wrong)))
+    return len(paths)
+
+
 def domains() -> dict[str, Any]:
     """Two guests, one of which an image is plugged into; what each gets of the host."""
     _prepare()
@@ -402,10 +448,11 @@ def domains() -> dict[str, Any]:
         plugged = _plug(one, one.more)
         _expect(not plugged.returncode, plugged.stderr)
         table = _matrix([one, other])
+        tried = _check_all([one, other])
         _check_rule_for_all(one, other)
         _check_end(one, other)
         _check_lies(one, other)
-    return {'table': table}
+    return {'table': table, 'tried': tried}
 
 
 def _check_rule_for_all(one: Guest, other: Guest) -> None:
