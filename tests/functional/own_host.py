@@ -56,6 +56,7 @@ class OwnHost:
             self._delete()
             raise
         self.launcher = ('nsenter', f'--mount=/proc/{self._process.pid}/ns/mnt', '--')
+        self.own('/var/lib/pcow/pools').mkdir()  # as host setup makes it
         self.write_settings()
 
     def _begin(self, trees: tuple[str, ...]) -> 'subprocess.Popen[str]':
@@ -94,8 +95,8 @@ class OwnHost:
             self._made.append(place)
 
     def own(self, path: str) -> Path:
-        """Where the machine has a file of one of the places."""
-        return self.directory / 'files' / path.lstrip('/')
+        """A file of this host, for who is outside; gone when it is closed."""
+        return Path(f'/proc/{self._process.pid}/root{path}')
 
     def write_settings(self, more: str = '') -> None:
         """/etc/pcow/pcow.conf"""

@@ -50,7 +50,7 @@ def _joined(block: list[str]) -> Iterator[str]:
         if begun.endswith('\\'):
             begun = begun[:-1]
             continue
-        yield re.sub(r'  +(?!#)', ' ', begun) if '  ' in begun else begun
+        yield begun
         begun = ''
 
 
@@ -68,6 +68,7 @@ class Shell:
     :param directory: where it is typed
     :param places: what stands in place of a part of a line
     :param launcher: words before the shell's, such as what enters a namespace
+    :param prelude: a line that it has read before
     """
 
     def __init__(
@@ -76,17 +77,19 @@ class Shell:
         environment: Mapping[str, str] | None = None,
         places: Mapping[str, str] | None = None,
         launcher: Sequence[str] = (),
+        prelude: str = 'true',
     ) -> None:
         self.directory = directory
         self.environment = os.environ | {'LC_ALL': 'C'} | dict(environment or {})
         self.places = dict(places or {})
         self.launcher = tuple(launcher)
+        self.prelude = prelude
 
     def words(self, line: str) -> list[str]:
         """The command that types it."""
         for place, here in self.places.items():
             line = line.replace(place, here)
-        text = f'cd "$0" && set -o pipefail\n{line}'
+        text = f'cd "$0" && set -eo pipefail && {self.prelude}\n{line}'
         return [*self.launcher, 'bash', '-c', text, str(self.directory)]
 
     def type(self, line: str, exit_code: int | None = 0, seconds: float = SECONDS) -> str:

@@ -2,123 +2,62 @@
 """The commands of the how-to pages on templates, domains, snapshots, forks and checkpoints, typed
 as they stand there, one page after the other, by an administrator of a host with a libvirtd.
 
-What is not typed is named with its reason in ``_NOT_TYPED``. Backup and the tutorial have tests of
-their own; pools of NVDIMMs, a second host and AppArmor need the VM lab (``tools/vm-test``).
+What is not typed is named with its reason in ``_NOT_TYPED``. The other pages have tests of their own.
 """
-
-import os
-from pathlib import Path
-import re
-import shutil
-import subprocess
-import sys
 
 from pcow_driver.common import names
 from pcow_driver.images import image
-from tests.functional import images
-from tests.functional import libvirt_vm
+from tests.functional import page_libvirt
+from tests.functional import pages
 
-PAGES = images.TOP / 'doc/source/howto'
-PLACES = {
-    '/var/lib/pcow/pools/fast': 'pools/fast',
-    '/var/lib/libvirt/images': 'images',
+_PLACES = {
     # two are as good as sixteen, and this machine may have two processors
     '--count 16': '--count 2',
-    # also where there is KVM: what runs is the same everywhere
-    'domain-xml fast/web1': 'domain-xml fast/web1 --type qemu',
     # the guest of the tests has all in its initrd
     '--kernel vmlinuz': '--kernel vmlinuz --initrd initrd',
 }
+_HOST = 'changes the host: confinement, VM lab'
 _NOT_TYPED = {
-    r'^install |^systemctl |^cat etc/|^apparmor_parser ': 'changes the host: confinement, VM lab',
-    r'--quiesce': 'wants the agent in the guest: test_virsh_snapshots',
-    r'--grant|attach-device': 'wants a second image in XML by hand: test_virsh_snapshots',
-    r'^virsh snapshot-list|^pcow-img snapshot -l -U': 'test_virsh_snapshots types these',
-    r'^pcow-img rebase': 'is for a base that was changed: test_templates_protected',
-    r'^<': 'XML',
+    'templates': {'^pcow-img rebase': 'is for a base that was changed: test_templates_protected'},
+    'libvirt': {
+        '^install |^systemctl |^cat etc/|^apparmor_parser ': _HOST,
+        '--grant|attach-device': 'wants a second image in XML by hand: test_virsh_snapshots',
+    },
+    'snapshots': {
+        '^install |^systemctl ': _HOST,
+        '--quiesce': 'wants the agent in the guest: test_virsh_snapshots',
+        '^virsh snapshot-list|^pcow-img snapshot -l -U': 'test_virsh_snapshots types these',
+    },
+    'forks': {},
+    'checkpoints': {'^<': 'XML'},
 }
-_BLOCK = re.compile(r'::\n\n((?: {4}\S.*\n|\n)+)')
-_SECONDS = 300
 
 
-def commands(page: str) -> list[str]:
-    text = (PAGES / f'{page}.rst').read_text()
-    return [
-        line.strip()
-        for block in _BLOCK.findall(text)
-        for line in block.splitlines()
-        if line.strip() and not any(re.search(one, line.strip()) for one in _NOT_TYPED)
-    ]
-
-
-class HowtoPagesTest(libvirt_vm.HostTestCase):
+class HowtoPagesTest(page_libvirt.LibvirtPageTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.place = self.host.directory / 'howto'
-        self.pool = self.host.place.scratch / 'fast'
-        for directory in ('bin', 'pools', 'images'):
-            (self.place / directory).mkdir(parents=True)
-        (self.place / 'pools/fast').symlink_to(self.pool)
-        (self.place / 'vmlinuz').symlink_to(self.host.kernel)
-        (self.place / 'initrd').symlink_to(self.host.initrd)
-        self._make_shim()
-        self._make_disk()
-        self.environment = os.environ | {
-            'PATH': f'{self.place}/bin:{os.environ["PATH"]}',
-            'LIBVIRT_DEFAULT_URI': self.host.daemon.uri,
-            'LC_ALL': 'C',
-        }
-        self._make_pcowctl()
-        self.type_in(f'pcowctl pool create fast {self.pool}')
-        self.addCleanup(self._remove_pool)
-
-    def _remove_pool(self) -> None:
-        self.type_in('pcowctl pool remove --forget fast')
-        shutil.rmtree(self.pool)
-
-    def _make_shim(self) -> None:
-        """What a domain without a kernel boots: the guest of these tests."""
-        self.shim = self.place / 'shim'
-        self.shim.mkdir()
-        (self.shim / 'kernel').symlink_to(self.host.kernel)
-        (self.shim / 'initrd').symlink_to(self.host.initrd)
-
-    def _make_disk(self) -> None:
-        disk = self.place / 'debian12.raw'
-        libvirt_vm.run('/sbin/mkfs.ext4', '-q', '-b', '4096', disk, '56M')
-        libvirt_vm.run(
-            'qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', disk, self.place / 'debian12.qcow2'
-        )
-        disk.unlink()
-
-    def _make_pcowctl(self) -> None:
-        config = self.place / 'pcow.conf'
-        config.write_text(
-            self.host.place.config.read_text()
-            + f'boot_shim = {self.shim}\n'
-            + f'emulator = {images.program("qemu-system-x86_64")}\n'
-        )
-        program = self.place / 'bin/pcowctl'
-        program.write_text(
-            f'#!/bin/sh\nexec {Path(sys.prefix) / "bin/pcowctl"} --config-file {config} "$@"\n'
-        )
-        program.chmod(0o755)
+        self.shell.places |= _PLACES
+        self.page: pages.Page | None = None
+        self.home('vmlinuz').symlink_to(self.guest_host.kernel)
+        self.home('initrd').symlink_to(self.guest_host.initrd)
+        self.do('mkdir -p /var/lib/libvirt/images')
+        self.type_in(f'pcowctl template delete fast/{page_libvirt.TEMPLATE}')
 
     def type_in(self, line: str) -> str:
-        for place, here in PLACES.items():
-            line = line.replace(place, here)
-        done = subprocess.run(
-            ['bash', '-c', f'set -o pipefail; {line}'],
-            cwd=self.place,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_SECONDS,
-            check=False,
-        )
-        self.assertEqual(0, done.returncode, f'{line}: {done.stdout}{done.stderr}')
-        return done.stdout
+        """One of the page, or what stands on none."""
+        if self.page is not None and line in self.page.lines:
+            self.page.took(line)
+        return self.shell.type(line)
+
+    def begin(self, name: str) -> list[str]:
+        """The commands of a page."""
+        self.page = pages.Page(f'howto/{name}', _NOT_TYPED[name])
+        return self.page.commands()
+
+    def end(self) -> None:
+        assert self.page is not None
+        self.page.check()
+        self.page = None
 
     def type_all(self, lines: list[str], at_least: int) -> dict[str, str]:
         """What each has printed."""
@@ -141,7 +80,6 @@ class HowtoPagesTest(libvirt_vm.HostTestCase):
         self.type_in('virsh start web1')
 
     def test_pages(self) -> None:
-        self.addCleanup(self.remove_domains)
         self._templates()
         self._libvirt()
         self._snapshots()
@@ -149,18 +87,19 @@ class HowtoPagesTest(libvirt_vm.HostTestCase):
         self._checkpoints()
 
     def _templates(self) -> None:
-        lines = commands('templates')
+        lines = self.begin('templates')
         last = lines.index('pcowctl image delete fast/web1')
         said = self.type_all(lines, 9)
         self.assertIn('scratch', said['pcowctl image list fast'])
         self.assertIn('debian12', said['pcowctl image show fast/web1'])
         self.assertEqual(8 << 30, image.info(str(self.pool / 'scratch.pcow')).virtual_size)
         self.assertEqual({'scratch'}, self.images())
+        self.end()
         # for the pages that follow
         self.type_all([line for line in lines[:last] if 'scratch' not in line], 4)
 
     def _libvirt(self) -> None:
-        lines = commands('libvirt')
+        lines = self.begin('libvirt')
         disk = lines.index('pcowctl domain-xml fast/web1 --bus virtio | virsh define /dev/stdin')
         back = next(number for number, line in enumerate(lines) if line.startswith('uuid='))
         self.type_all(lines[:disk], 3)
@@ -168,12 +107,18 @@ class HowtoPagesTest(libvirt_vm.HostTestCase):
         self.type_in('virsh destroy web1')
         # one shell: a line uses what the one before has set
         self.type_in('\n'.join(['set -e', *lines[back:]]))
+        for line in lines[back:]:
+            self.page.took(line)
         self.assertIn('<disk ', self.type_in('virsh dumpxml web1'))
-        self.assertIn('nvdimm', (self.place / 'web1-before.xml').read_text())
+        self.assertIn('nvdimm', self.home('web1-before.xml').read_text())
         self.type_in('virsh undefine web1')
+        self.type_in(lines[disk])
+        self.assertIn('<disk ', self.type_in('virsh dumpxml web1'))
+        self.type_in('virsh undefine web1')
+        self.end()
 
     def _snapshots(self) -> None:
-        lines = commands('snapshots')
+        lines = self.begin('snapshots')
         made = next(number for number, line in enumerate(lines) if 'domain-xml' in line)
         for line in lines[: made + 1]:
             self.type_in(line)
@@ -182,20 +127,22 @@ class HowtoPagesTest(libvirt_vm.HostTestCase):
         said = self.type_all(lines[made + 1 :], 7)
         self.assertIn('release-4', said['pcowctl snapshot list --domain web1'])
         self.assertIn('release-4', self.type_in('pcowctl snapshot list --domain web1'))
+        self.end()
         # the page on forks has its first name
         self.type_in('pcowctl snapshot rename --domain web1 release-4 before-upgrade')
 
     def _forks(self) -> None:
-        self.type_all(commands('forks'), 3)
+        self.type_all(self.begin('forks'), 3)
         self.assertLessEqual({'web1-test', 'web2'}, self.images())
         self.assertEqual('running', self.type_in('virsh domstate web1').strip())
+        self.end()
         self.remove_domains()
         for name in ('web1-test', 'web2', 'web1'):
             self.type_in(f'pcowctl image delete fast/{name}')
 
     def _checkpoints(self) -> None:
         self.type_in('pcowctl image create fast/web1 --template debian12')
-        lines = commands('checkpoints')
+        lines = self.begin('checkpoints')
         end = next(i for i, line in enumerate(lines) if 'delete-checkpoint' in line)
         fork = next(i for i, line in enumerate(lines) if ' vm fork ' in line)
         said = self.type_all(lines[:end], 6)
@@ -212,3 +159,4 @@ class HowtoPagesTest(libvirt_vm.HostTestCase):
             self.type_in(f'pcowctl image delete fast/{name}')
         self.type_in(lines[end])
         self.assertNotIn('warm', self.type_in('pcowctl vm tree web1'))
+        self.end()
