@@ -2,7 +2,8 @@
 """The commands of the how-to pages on templates, domains, snapshots, forks and checkpoints, typed
 as they stand there, one page after the other, by an administrator of a host with a libvirtd.
 
-What is not typed is named with its reason in ``_NOT_TYPED``. The other pages have tests of their own.
+What is not typed is named with its reason in ``_NOT_TYPED``. The other pages have tests of their
+own.
 """
 
 from pcow_driver.common import names
@@ -16,7 +17,7 @@ _PLACES = {
     # the guest of the tests has all in its initrd
     '--kernel vmlinuz': '--kernel vmlinuz --initrd initrd',
 }
-_HOST = 'changes the host: confinement, VM lab'
+_HOST = 'copies files: test_install_page; tells systemd or AppArmor: scenario confinement'
 _NOT_TYPED = {
     'templates': {'^pcow-img rebase': 'is for a base that was changed: test_templates_protected'},
     'libvirt': {

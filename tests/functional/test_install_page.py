@@ -22,6 +22,9 @@ _INSTALL = {
     r'^/var/lib/pcow': 'what is compared',
 }
 _UPGRADE = {r'^systemctl |^apparmor_parser ': _HOST}
+_APPARMOR = 'etc/apparmor.d/local'
+_QEMU_IMG = '/usr/local/lib/pcow/libvirt/qemu-img'
+_UNIT = 'libvirtd.service.d/pcow.conf'
 _IN_UNITS = '/etc/systemd/system/'
 
 
@@ -95,6 +98,29 @@ class InstallPageTest(page_case.PageTestCase):
     def _is(self, path: str) -> tuple[str, str]:
         group, mode = self.do(f'stat -c "%G %a" {path}').split()
         return group, mode.rjust(4, '0')
+
+    def test_files_of_libvirt(self) -> None:
+        """What other pages have an administrator copy."""
+        libvirt, snapshots = (pages.Page(f'howto/{name}') for name in ('libvirt', 'snapshots'))
+        self.do('mkdir -p /etc/apparmor.d/local/abstractions')
+        for page, pattern, source, target in (
+            (libvirt, '^install ', 'etc/libvirt/hooks/qemu.d/pcow', ''),
+            *(
+                (libvirt, rf'^cat {_APPARMOR}/{name}-pcow', f'{_APPARMOR}/{name}-pcow', name)
+                for name in ('abstractions/libvirt-qemu', 'usr.sbin.libvirtd')
+            ),
+            (snapshots, '^install .*qemu-img', 'etc/libvirt/bin/qemu-img', _QEMU_IMG),
+            (snapshots, r'^install .*pcow\.conf', f'etc/libvirt/{_UNIT}', f'{_IN_UNITS}{_UNIT}'),
+        ):
+            if target and not target.startswith('/'):
+                target = f'/{_APPARMOR}/{target}'
+                self.do(f'rm -f {target}')
+            page.type(self.top, pattern)
+            self.do(f'cmp {pages.TOP}/{source} {target or "/" + source}')
+        for path in ('/etc/libvirt/hooks/qemu.d/pcow', _QEMU_IMG):
+            self.do(f'test -x {path}')
+        # where the unit has libvirtd look for it
+        self.assertIn(str(Path(_QEMU_IMG).parent), (pages.TOP / 'etc/libvirt' / _UNIT).read_text())
 
     def test_upgrade(self) -> None:
         with page_case.typed('howto/upgrade', _UPGRADE) as page:
