@@ -175,9 +175,11 @@ class LibvirtPageTestCase(page_case.PageTestCase):
                 while b'check: booted' not in seen:
                     self.assertLess(time.monotonic(), limit, seen)
                     seen += screen.read(4096)
-            finally:
-                process.terminate()
+                os.write(master, b'\x1d')  # ^], as a user ends it
                 process.wait(SECONDS)
+            finally:
+                process.kill()
+                process.wait()
 
     def define(self, *options: str) -> None:
         """web1 on the template, as the pages begin."""
