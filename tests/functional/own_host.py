@@ -98,6 +98,10 @@ class OwnHost:
         """A file of this host, for who is outside; gone when it is closed."""
         return Path(f'/proc/{self._process.pid}/root{path}')
 
+    def behind(self, path: str) -> Path:
+        """The same, for who is in another such host; not what is mounted there later."""
+        return self.directory / 'files' / path.lstrip('/')
+
     def write_settings(self, more: str = '') -> None:
         """/etc/pcow/pcow.conf"""
         path = self.own('/etc/pcow/pcow.conf')

@@ -21,7 +21,7 @@ from tests.functional import pages
 
 TEMPLATE = 'debian12'
 POOL = '/var/lib/pcow/pools/fast'
-SECONDS = 120
+SECONDS = 60
 REPORT = rb'check: gen=(\d+) mark=\S+ ok'
 BOOTED = rb'check: booted \S+'
 # also where there is KVM: what runs is the same everywhere

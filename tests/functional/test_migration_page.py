@@ -17,7 +17,11 @@ from tools.lib.quickstart import teardown
 
 # Two libvirtds of one machine would be one host, and would take the same ports.
 _SETTINGS = f'host_uuid = "{uuid.uuid4()}"\n'
-_QEMU_SETTINGS = 'migration_host = "127.0.0.1"\nmigration_port_min = 49452\n'
+_QEMU_SETTINGS = """\
+migration_host = "there.example"
+migration_port_min = 49452
+migration_port_max = 49515
+"""
 _SSH = """\
 #!/bin/sh
 while [ "$1" != HOST ]; do shift; done
@@ -45,6 +49,8 @@ class MigrationPageTest(page_libvirt.LibvirtPageTestCase):
         cls.shell_there = cls.there.shell(environment={'LIBVIRT_DEFAULT_URI': daemon.uri})
         cls.shell_there.type(f'pcowctl pool create fast {page_libvirt.POOL}')
         cls._make_ssh()
+        with cls.own.own('/etc/hosts').open('a') as hosts:
+            hosts.write('127.0.0.1 there.example\n')
 
     @classmethod
     def _make_ssh(cls) -> None:
@@ -61,10 +67,11 @@ class MigrationPageTest(page_libvirt.LibvirtPageTestCase):
         super().setUp()
         self.addCleanup(self._clear_there)
         self.pool_there = self.there.own(page_libvirt.POOL)
-        for shell, place, pool in (
-            (self.shell, '/mnt/new/fast', self.pool_there),
-            (self.shell_there, '/mnt/old/fast', self.pool),
+        for shell, place, host in (
+            (self.shell, '/mnt/new/fast', self.there),
+            (self.shell_there, '/mnt/old/fast', self.own),
         ):
+            pool = host.behind(page_libvirt.POOL)
             shell.type(f'mkdir -p {place}; mountpoint -q {place} || mount --bind {pool} {place}')
 
     def _clear_there(self) -> None:
