@@ -184,7 +184,8 @@ class LibvirtPageTestCase(page_case.PageTestCase):
     def define(self, *options: str) -> None:
         """web1 on the template, as the pages begin."""
         self.do(f'pcowctl image create fast/web1 --template {TEMPLATE}')
-        self.do(f'pcowctl domain-xml fast/web1 {" ".join(options)} >web1.xml')
+        words = ' '.join(('--memory', '192M', *options))
+        self.do(f'pcowctl domain-xml fast/web1 {words} >web1.xml')
         self.do('virsh define web1.xml')
 
     def home(self, name: str) -> Path:

@@ -7,6 +7,7 @@ test of its own.
 import json
 import os
 import signal
+import time
 
 from pcow_driver.common import units
 from pcow_driver.images import image
@@ -15,6 +16,7 @@ from tests.functional import page_libvirt
 from tests.functional import pages
 
 _POOL = page_libvirt.POOL
+_LEFT = '512K'  # for a snapshot, and not for what its guest stores then
 _MEDIA = {
     r'^ndctl |^cat /sys/block/pmem0/': 'needs NVDIMMs: the badblocks of scenario media-errors@pmem'
 }
@@ -92,9 +94,10 @@ class FullPoolPageTest(page_libvirt.LibvirtPageTestCase):
             self.define('--carrier-disk', carrier)
             self.do('virsh start web1')
             self.wait_boot()
+            self.wait(self._is_full)
+            self.do(f'truncate -s -{_LEFT} {_POOL}/fill')
             self.do('pcowctl snapshot create --domain web1 old-snapshot')
-            self.do(f'cat /dev/zero >{_POOL}/fill', 1)
-            self.wait(self._waits)
+            self.wait(lambda: self._is_full() and self._waits())
             self.do('pcowctl pool check fast', 2)
             self._mend(page)
             self.wait_report()
@@ -108,6 +111,12 @@ class FullPoolPageTest(page_libvirt.LibvirtPageTestCase):
         self.wait_boot('old')
         self.kill('old')
         self.do('virsh undefine old')
+
+    def _is_full(self) -> bool:
+        """For good: QEMU gives back what it had prepared when a pool gets full."""
+        self.do(f'cat /dev/zero >>{_POOL}/fill', 1)
+        time.sleep(0.5)
+        return self.do(f'df --output=avail {_POOL} | tail -n 1').strip() == '0'
 
     def _waits(self) -> bool:
         said = json.loads(self.do('virsh qemu-monitor-command web1 \'{"execute": "query-pcow"}\''))
