@@ -31,11 +31,12 @@ _PLACES = {
 
 
 class LibvirtPageTestCase(page_case.PageTestCase):
-    """One host for all tests of a class; each leaves no domain, and no image but the template."""
+    """One host for all tests of a class; each has a pool *fast* with a template, and leaves
+    nothing.
+    """
 
     guest_host: libvirt_vm.Host
     own: own_host.OwnHost
-    pool_size: str | None = None  # of a pool that can be filled
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -47,11 +48,8 @@ class LibvirtPageTestCase(page_case.PageTestCase):
         cls.guest_host.start(*cls.own.launcher)
         cls._settings()
         shell = cls.own.shell()
-        how = f'--memory --size {cls.pool_size}' if cls.pool_size else POOL
-        shell.type(f'pcowctl pool create fast {how}')
         shell.type('mkfs.ext4 -q -b 4096 disk.raw 56M')
-        shell.type(f'qemu-img convert -f raw -O qcow2 disk.raw {TEMPLATE}.qcow2')
-        shell.type(f'pcowctl template build --source-format qcow2 {TEMPLATE}.qcow2 fast/{TEMPLATE}')
+        shell.type(f'qemu-img convert -f raw -O qcow2 disk.raw {TEMPLATE}.qcow2; rm disk.raw')
 
     @classmethod
     def _settings(cls) -> None:
@@ -68,14 +66,31 @@ class LibvirtPageTestCase(page_case.PageTestCase):
         self.shell = self.own.shell(_PLACES, {'LIBVIRT_DEFAULT_URI': self.guest_host.daemon.uri})
         self.pool = self.host.own(POOL)
         self.addCleanup(self._clear)
+        self.make_pool()
+
+    def make_pool(self, size: str | None = None) -> None:
+        """:param size: of one that can be filled"""
+        self._delete_pools()
+        how = f'--memory --size {size}' if size else POOL
+        self.do(f'pcowctl pool create fast {how}')
+        kept = self.home(f'{TEMPLATE}.pcow')
+        if kept.exists():
+            self.do(f'cp --sparse=always {kept.name} {POOL}/')
+        else:
+            name = f'{TEMPLATE}.qcow2 fast/{TEMPLATE}'
+            self.do(f'pcowctl template build --source-format qcow2 {name}')
+            self.do(f'cp --sparse=always {POOL}/{kept.name} .')
+
+    def _delete_pools(self) -> None:
+        self.do('umount /var/lib/pcow/pools/* 2>/dev/null', None)
+        self.do('chattr -R -f -i /var/lib/pcow', None)
+        self.do('rm -rf /var/lib/pcow/*; mkdir /var/lib/pcow/pools')
 
     def _clear(self) -> None:
         for name in self.do('virsh list --all --name').split():
             self.do(f'virsh destroy {name}', None)
             self.do(f'virsh undefine {name} --snapshots-metadata')
-        for path in sorted(self.pool.glob('*.pcow')):
-            if path.stem != TEMPLATE:
-                path.unlink()
+        self._delete_pools()
 
     # ---- domains
 

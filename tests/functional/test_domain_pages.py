@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages on booting, power and monitoring, typed as they stand by the administrator of a host
-with a libvirtd. What tells systemd is not: the scenarios of the VM lab have one.
+"""The pages on booting, power and monitoring, and the runbooks on a full pool and a killed QEMU,
+typed as they stand by the administrator of a host with a libvirtd, in the state that they are for.
+What tells systemd is not: scenarios of the VM lab have one.
 """
 
 import json
+import os
 import re
 import shlex
+import signal
+import time
 
 from pcow_driver.common import units
+from pcow_driver.images import image
 from pcow_driver.images import info_block
 from pcow_driver.images import protection
 from tests.functional import page_case
@@ -20,17 +25,24 @@ _BOOT = {
 }
 _POWER = {r'^systemctl ': 'scenario persist'}
 _MONITORING = {r'^systemctl ': 'needs systemd'}
+_KILLED = {r'^systemctl ': 'test_openstack starts services again that were killed'}
+_POOL = page_libvirt.POOL
+_LEFT = '512K'  # for a snapshot, and not for what its guest stores then
 _HEADS = 6 * units.MIB  # where data begins, behind the metadata and its mirror
 
 
-class BootPageTest(page_libvirt.LibvirtPageTestCase):
+class DomainPagesTest(page_libvirt.LibvirtPageTestCase):
+    page: pages.Page
+
+    def type_in(self, pattern: str, exit_code: int | None = 0) -> str:
+        return self.page.type(self.shell, pattern, exit_code)
+
+    # ---- boot
+
     def test_boot(self) -> None:
         with page_case.typed('howto/boot', _BOOT) as self.page:
             self._boot()
             self._seed()
-
-    def type_in(self, pattern: str) -> str:
-        return str(self.page.type(self.shell, pattern))
 
     def _boot(self) -> None:
         name = page_libvirt.TEMPLATE
@@ -62,8 +74,8 @@ class BootPageTest(page_libvirt.LibvirtPageTestCase):
         self.start_console(self.page.find('--console'))
         self.assertIn(seed, self.do('virsh domblklist web1'))
 
+    # ---- power
 
-class PowerPageTest(page_libvirt.LibvirtPageTestCase):
     def test_power(self) -> None:
         with page_case.typed('howto/power', _POWER) as self.page:
             self._install()
@@ -73,9 +85,6 @@ class PowerPageTest(page_libvirt.LibvirtPageTestCase):
             self._protect()
             self._fixate()
             self._unsaved()
-
-    def type_in(self, pattern: str) -> str:
-        return str(self.page.type(self.shell, pattern))
 
     def test_services(self) -> None:
         """The VM lab starts what the page starts."""
@@ -98,10 +107,10 @@ class PowerPageTest(page_libvirt.LibvirtPageTestCase):
         self.type_in('^pcowctl vm protect web1$')
         self.assertEqual('auto', self.row()['interval'])
         self.type_in('--interval 30s --priority 5')
-        row = self.row()
-        self.assertEqual(('runs', '30', 5), (row['state'], row['interval'], row['priority']))
-        self.assertRegex(self.type_in('vm protect --list'), r'web1 .* runs ')
-        self.loop = self.begin('pcowctl host watch')
+        self.assertRegex(
+            self.type_in('vm protect --list'), r'\| web1 +\| runs +\| 30 +\| \w+ +\| +5 '
+        )
+        self.begin('pcowctl host watch')
         # some seconds after its start
         self.wait(lambda: max(map(int, re.findall(r'\d+', self.type_in('query-pcow')))) > 0)
 
@@ -120,13 +129,13 @@ class PowerPageTest(page_libvirt.LibvirtPageTestCase):
         self.do('pcowctl vm checkpoint web1 mine')
         self.mark('late')
         self.do(f'kill -9 {self.pid()}')
-        self.wait(lambda: self.state() == 'running' and 'runs' == self.row()['state'])
+        self.wait(lambda: self.state() == 'running')
         with self.console() as console:
             console.expect(b'mark=early ok', page_libvirt.SECONDS)
         (name,) = set(re.findall(r'pcow-unsaved-\w+', self.type_in('^pcowctl snapshot list')))
         self.do('virsh destroy web1')
         self.type_in('--remove')
-        self.assertEqual([], self.ctl('vm protect --list'))
+        self.assertNotIn('urn:pcow:fixation', self.do('virsh dumpxml web1'))
         self.assertFalse(self.holds('late'))
         (there,) = re.findall(r'pcow-unsaved-\w+', self.page.find('^pcowctl snapshot revert'))
         self.shell.places[there] = name
@@ -135,8 +144,8 @@ class PowerPageTest(page_libvirt.LibvirtPageTestCase):
         self.type_in('^virsh start web1')
         self.wait_boot()
 
+    # ---- monitoring
 
-class MonitoringPageTest(page_libvirt.LibvirtPageTestCase):
     def test_monitoring(self) -> None:
         self.do('mkdir -p /var/lib/node_exporter')
         with page_case.typed('howto/monitoring', _MONITORING) as page:
@@ -179,3 +188,89 @@ class MonitoringPageTest(page_libvirt.LibvirtPageTestCase):
         (address,) = re.findall(r'addr: 0x(\w+)', said)
         load = f'xp /1xb {int(address, 16) + info_block.BLOCK_OFFSET:#x}'
         self.do(f'virsh qemu-monitor-command web1 --hmp "{load}"', None)
+
+    # ---- runbooks
+
+    def test_killed(self) -> None:
+        with page_case.typed('howto/runbook-killed', _KILLED) as page:
+            self.define()
+            self.do('virsh start web1')
+            self.wait_boot()
+            self.mark('kept')
+            self.kill()
+            self.assertTrue(self.holds('kept'))
+            page.type(self.shell, '^virsh start web1')
+            self.wait_boot()
+            self._leave()
+            said = page.type(self.shell, 'pool garbage fast')
+            self.assertRegex(said, 'unfinished')
+            self.assertRegex(said, r'snapshot +\| web1\.pcow')
+            page.type(self.shell, '--delete unfinished')
+            page.type(self.shell, '--delete snapshot')
+            self.assertFalse([*self.pool.glob('.web9*')])
+            self.assertEqual([], self.ctl('snapshot list fast/web1'))
+
+    def _leave(self) -> None:
+        """What commands leave that are killed."""
+        (self.pool / '.web9.pcow.part').touch()
+        self.make_old(self.pool / '.web9.pcow.part')
+        while not self._snapshots():  # once more if it was too fast
+            export = self.begin('pcowctl image export --domain web1 --format raw out.raw')
+            while export.poll() is None and not self._snapshots():
+                pass
+            os.killpg(export.pid, signal.SIGKILL)
+            self.end(export)
+
+    def _snapshots(self) -> list[object]:
+        return [*image.info(str(self.pool / 'web1.pcow'), force_share=True).snapshots]
+
+    def test_full_pool(self) -> None:
+        self.make_pool('96M')
+        with page_case.typed('howto/runbook-pool-full') as page:
+            self.do('pcowctl pool create quick --memory --size 64M')
+            self._old()
+            carrier = '/var/lib/libvirt/web1-state.qcow2'
+            self.do(f'qemu-img create -q -f qcow2 {carrier} 1M')
+            self.define('--carrier-disk', carrier)
+            self.do('virsh start web1')
+            self.wait_boot()
+            self.wait(self._is_full)
+            self.do(f'truncate -s -{_LEFT} {_POOL}/fill')
+            self.do('pcowctl snapshot create --domain web1 old-snapshot')
+            self.wait(lambda: self._is_full() and self._waits())
+            self.do('pcowctl pool check fast', 2)
+            self._mend(page)
+            self.wait_report()
+            self.do('pcowctl pool check fast')
+
+    def _old(self) -> None:
+        """An image that nobody needs, with leaks as a QEMU leaves that is killed."""
+        self.do(f'pcowctl image create fast/old --template {page_libvirt.TEMPLATE}')
+        self.do('pcowctl domain-xml fast/old --type qemu | virsh define /dev/stdin')
+        self.do('virsh start old')
+        self.wait_boot('old')
+        self.kill('old')
+        self.do('virsh undefine old')
+
+    def _is_full(self) -> bool:
+        """For good: QEMU gives back what it had prepared when a pool gets full."""
+        self.do(f'cat /dev/zero >>{_POOL}/fill', 1)
+        time.sleep(0.5)
+        return self.do(f'df --output=avail {_POOL} | tail -n 1').strip() == '0'
+
+    def _waits(self) -> bool:
+        said = json.loads(self.do('virsh qemu-monitor-command web1 \'{"execute": "query-pcow"}\''))
+        return any(one['stats']['pool-full-waits'] for one in said['return'])
+
+    def _mend(self, page: pages.Page) -> None:
+        self.assertIn('old', page.type(self.shell, '^pcowctl pool capacity'))
+        self.assertRegex(page.type(self.shell, '^pcowctl pool garbage fast'), r'leak +\| old\.pcow')
+        page.type(self.shell, '--delete leak')
+        self.assertNotIn('leak', self.do('pcowctl pool garbage fast'))
+        page.type(self.shell, '^pcowctl snapshot delete')
+        self.assertEqual([], self.ctl('snapshot list --domain web1'))
+        page.type(self.shell, '^pcowctl image delete')
+        self.assertEqual({'web1'}, self.names('fast'))
+        page.type(self.shell, '^pcowctl pool extend')
+        self.assertEqual(16 * units.GIB, self.size('quick'))
+        self.do(f'rm {_POOL}/fill')

@@ -78,8 +78,7 @@ class MigrationPageTest(page_libvirt.LibvirtPageTestCase):
         for name in self.shell_there.type('virsh list --all --name').split():
             self.shell_there.type(f'virsh destroy {name}', None)
             self.shell_there.type(f'virsh undefine {name}', None)
-        for path in self.pool_there.glob('*.pcow'):
-            path.unlink()
+        self.shell_there.type(f'rm -f {page_libvirt.POOL}/*.pcow')
 
     def test_page(self) -> None:
         with page_case.typed('howto/migration') as self.page:
