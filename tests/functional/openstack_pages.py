@@ -24,6 +24,7 @@ _NOVA = {
     r'^systemctl ': 'needs systemd: scenario confinement-disk',
     r'^nova ALL = ': 'a rule of sudo',
     'flavor pcow.persistent': 'wants class pmem: test_servers_that_go_on has such a server on DRAM',
+    '^openstack resource provider list': 'needs osc-placement, which the all-in-one has not',
     '--live-migration': 'wants a second node: test_moves',
 }
 # what takes a minute more
@@ -119,7 +120,8 @@ class Pages:
         server = self._server('web1')
         server.wait_root(lambda found: found.boots == 1 and found.dax)
         _expect('ACTIVE', page.type(self.shell, '^openstack server show web1'))
-        _expect('-nova', page.type(self.shell, '^openstack resource provider list'))
+        found = self._bed.api.call('placement', 'GET', '/resource_providers')
+        _expect('_pcow_nova', str(found))
         _expect(f'server-{server.id}-root', page.type(self.shell, '^pcowctl image list'))
 
     def _snapshot(self, page: pages.Page) -> None:

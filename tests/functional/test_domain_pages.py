@@ -7,7 +7,6 @@ What tells systemd is not: scenarios of the VM lab have one.
 import json
 import os
 import re
-import shlex
 import signal
 import time
 
@@ -15,6 +14,7 @@ from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.images import info_block
 from pcow_driver.images import protection
+from pcow_driver.virt import libvirt_xml
 from tests.functional import page_case
 from tests.functional import page_libvirt
 from tests.functional import pages
@@ -86,12 +86,6 @@ class DomainPagesTest(page_libvirt.LibvirtPageTestCase):
             self._fixate()
             self._unsaved()
 
-    def test_services(self) -> None:
-        """The VM lab starts what the page starts."""
-        (line,) = (one for one in pages.Page('howto/power').lines if ' enable --now ' in one)
-        words = ', '.join(repr(word) for word in shlex.split(line))
-        self.assertIn(f'({words})', (pages.TOP / 'tests/vm/persist.py').read_text())
-
     def _install(self) -> None:
         lines = [self.page.take(pattern) for pattern in ('^cd etc/', '^install ')]
         self.do('mkdir -p /etc/systemd/system')
@@ -135,7 +129,7 @@ class DomainPagesTest(page_libvirt.LibvirtPageTestCase):
         (name,) = set(re.findall(r'pcow-unsaved-\w+', self.type_in('^pcowctl snapshot list')))
         self.do('virsh destroy web1')
         self.type_in('--remove')
-        self.assertNotIn('urn:pcow:fixation', self.do('virsh dumpxml web1'))
+        self.assertNotIn(libvirt_xml.PROTECTION_NAMESPACE, self.do('virsh dumpxml web1'))
         self.assertFalse(self.holds('late'))
         (there,) = re.findall(r'pcow-unsaved-\w+', self.page.find('^pcowctl snapshot revert'))
         self.shell.places[there] = name

@@ -6,6 +6,7 @@ What tells systemd, udev, the kernel or AppArmor is not: that would be the machi
 """
 
 from pathlib import Path
+import shlex
 
 from pcow_driver.common import names
 from pcow_driver.common import units
@@ -121,6 +122,12 @@ class InstallPageTest(page_case.PageTestCase):
             self.do(f'test -x {path}')
         # where the unit has libvirtd look for it
         self.assertIn(str(Path(_QEMU_IMG).parent), (pages.TOP / 'etc/libvirt' / _UNIT).read_text())
+
+    def test_services_of_protection(self) -> None:
+        """The VM lab starts what the page on power starts."""
+        (line,) = (one for one in pages.Page('howto/power').lines if ' enable --now ' in one)
+        words = ', '.join(repr(word) for word in shlex.split(line))
+        self.assertIn(f'({words})', (pages.TOP / 'tests/vm/persist.py').read_text())
 
     def test_upgrade(self) -> None:
         with page_case.typed('howto/upgrade', _UPGRADE) as page:
