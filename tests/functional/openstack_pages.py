@@ -127,7 +127,7 @@ class Pages:
     def _snapshot(self, page: pages.Page) -> None:
         server = self._server('web1')
         before = server.wait_root(lambda _found: True)
-        self.shell.places['SERVER'] = 'web1'
+        self.shell.places['SERVER'] = server.id
         page.type(self.shell, '^pcowctl server snapshot')
         server.act('reboot', {'type': 'HARD'})
         server.wait_status('ACTIVE')

@@ -88,7 +88,8 @@ class LibvirtPageTestCase(page_case.PageTestCase):
 
     def _clear(self) -> None:
         for name in self.do('virsh list --all --name').split():
-            self.do(f'virsh destroy {name}', None)
+            if self.state(name) != 'shut off':
+                self.kill(name)  # libvirt's own way waits for QEMU
             self.do(f'virsh undefine {name} --snapshots-metadata')
         self._delete_pools()
 

@@ -15,6 +15,9 @@ from pcow_driver.images import image
 from pcow_driver.images import info_block
 from pcow_driver.images import protection
 from pcow_driver.virt import libvirt_xml
+from tests.functional import howto_pages
+from tests.functional import long
+from tests.functional import migration_page
 from tests.functional import page_case
 from tests.functional import page_libvirt
 from tests.functional import pages
@@ -25,13 +28,16 @@ _BOOT = {
 }
 _POWER = {r'^systemctl ': 'scenario persist'}
 _MONITORING = {r'^systemctl ': 'needs systemd'}
+_EVENTS = {'^virsh (qemu-monitor-)?event ': 'only with --long'}
 _KILLED = {r'^systemctl ': 'test_openstack starts services again that were killed'}
 _POOL = page_libvirt.POOL
 _LEFT = '512K'  # for a snapshot, and not for what its guest stores then
 _HEADS = 6 * units.MIB  # where data begins, behind the metadata and its mirror
 
 
-class DomainPagesTest(page_libvirt.LibvirtPageTestCase):
+class DomainPagesTest(howto_pages.HowtoPages, migration_page.MigrationPage):
+    """All on one host, which takes a while to be there."""
+
     page: pages.Page
 
     def type_in(self, pattern: str, exit_code: int | None = 0) -> str:
@@ -142,7 +148,8 @@ class DomainPagesTest(page_libvirt.LibvirtPageTestCase):
 
     def test_monitoring(self) -> None:
         self.do('mkdir -p /var/lib/node_exporter')
-        with page_case.typed('howto/monitoring', _MONITORING) as page:
+        not_typed = _MONITORING if long.LONG else _MONITORING | _EVENTS
+        with page_case.typed('howto/monitoring', not_typed) as page:
             page.type(self.shell, 'pool set')
             settings = json.loads((self.pool / '.pcow-pool').read_text())
             self.assertIn('20', str(settings))
@@ -151,16 +158,20 @@ class DomainPagesTest(page_libvirt.LibvirtPageTestCase):
             figures = self.do('cat /var/lib/node_exporter/pcow.prom')
             self.assertIn('pcow_pool_state{pool="fast"} 0', figures)
             page.type(self.shell, '^pcowctl doctor', None)
-            self.define()
-            self.do('virsh start web1')
-            self.wait_boot()
-            with self.listening(page, '^virsh event ') as said:
-                self._damage()
-            self.assertIn('urn:pcow:damage', said[0])
-            self.assertIn(page_libvirt.TEMPLATE, self.do('virsh metadata web1 urn:pcow:damage'))
-            with self.listening(page, 'PCOW_ERROR') as said:
-                self._cut_short()
-            self.assertIn('PCOW_ERROR', said[0])
+            if long.LONG:
+                self._events(page)
+
+    def _events(self, page: pages.Page) -> None:
+        self.define()
+        self.do('virsh start web1')
+        self.wait_boot()
+        with self.listening(page, '^virsh event ') as said:
+            self._damage()
+        self.assertIn('urn:pcow:damage', said[0])
+        self.assertIn(page_libvirt.TEMPLATE, self.do('virsh metadata web1 urn:pcow:damage'))
+        with self.listening(page, 'PCOW_ERROR') as said:
+            self._cut_short()
+        self.assertIn('PCOW_ERROR', said[0])
 
     def _damage(self) -> None:
         """A bit of the data of the template."""
@@ -185,6 +196,7 @@ class DomainPagesTest(page_libvirt.LibvirtPageTestCase):
 
     # ---- runbooks
 
+    @long.only_long
     def test_killed(self) -> None:
         with page_case.typed('howto/runbook-killed', _KILLED) as page:
             self.define()
@@ -208,16 +220,17 @@ class DomainPagesTest(page_libvirt.LibvirtPageTestCase):
         """What commands leave that are killed."""
         (self.pool / '.web9.pcow.part').touch()
         self.make_old(self.pool / '.web9.pcow.part')
-        while not self._snapshots():  # once more if it was too fast
+        while not self._left_snapshots():  # once more if it was too fast
             export = self.begin('pcowctl image export --domain web1 --format raw out.raw')
-            while export.poll() is None and not self._snapshots():
+            while export.poll() is None and not self._left_snapshots():
                 pass
             os.killpg(export.pid, signal.SIGKILL)
             self.end(export)
 
-    def _snapshots(self) -> list[object]:
+    def _left_snapshots(self) -> list[object]:
         return [*image.info(str(self.pool / 'web1.pcow'), force_share=True).snapshots]
 
+    @long.only_long
     def test_full_pool(self) -> None:
         self.make_pool('96M')
         with page_case.typed('howto/runbook-pool-full') as page:
