@@ -17,7 +17,7 @@ from tests.functional.images import SLAB
 
 _NAME = 'howto/runbook-damaged-image'
 _NOT_TYPED = {
-    '^ssh HOST |^chattr |^mv ': 'a template that another host has: test_migration_page sends one',
+    '^ssh HOST |^chattr |^mv ': 'a template that another host has: migration_page sends one',
     '^pcow-img rebase -u -b debian12.pcow ': 'a base that was changed: test_templates_protected',
 }
 OFFSET = test_pcowctl.OFFSET

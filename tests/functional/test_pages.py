@@ -101,6 +101,6 @@ class EachPageTest(unittest.TestCase):
         for path in found:
             name = f'{path.parent.name}/{path.stem}'
             if path.stem != 'index' and pages.Page(name).lines:
-                # by its name, or as one of test_howto_pages
+                # by its name, or as one of howto_pages
                 typed = re.search(rf"'{name}'|^    '{path.stem}': {{", tests, re.MULTILINE)
                 self.assertTrue(typed, name)

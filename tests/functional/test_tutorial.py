@@ -11,7 +11,7 @@ PLACE = Path('/dev/shm/trial')
 _NOT_TYPED = {
     '^tools/quickstart ': 'test_main_job types this',
     '^PATH=': 'this test has the same programs',
-    '^virsh ': 'wants libvirt: test_howto_pages types these',
+    '^virsh ': 'wants libvirt: howto_pages types these',
 }
 
 
