@@ -15,7 +15,7 @@ from tools.lib.openstack_aio import guest
 from tools.lib.openstack_aio import life_cycle
 from tools.lib.openstack_aio import servers
 
-_SETTINGS = r'^\[\w+\]$|^\w+ = '
+_SETTINGS = r'^\[[\w-]+\]$|^\w+ = '
 _FILE = 'debian-12-genericcloud-amd64.qcow2'
 _TYPE = 'pages-pmem'  # there is a pcow-pmem already
 _NOVA = {
