@@ -30,7 +30,9 @@ _NOVA = {
 # what takes a minute more
 _LONG = {
     '(flavor|property.*) pcow.checkpoints|OS-EXT-SRV-ATTR|instance-0': 'only with --long',
-    'server (warm|list-warm|delete-warm) |server list-warm': 'only with --long',
+    '^pcowctl server |--image warm1 ': 'only with --long',
+    '^openstack server (stop|start) ': 'only with --long',
+    'pcow:bus=virtio': 'only with --long',
 }
 _CINDER = {
     _SETTINGS: 'settings: tools/lib/openstack_aio/configuration.py writes them',
@@ -68,8 +70,9 @@ class Pages:
         page = pages.Page('howto/nova', _NOVA if long.LONG else _NOVA | _LONG)
         self._rights(page, 'nova')
         self._create(page)
-        self._snapshot(page)
-        self._as_disks(page)
+        if long.LONG:
+            self._snapshot(page)
+            self._as_disks(page)
         page.type(self.shell, r'--property pcow:persist=true')
         self._cinder()
         if long.LONG:

@@ -141,7 +141,8 @@ class OpenStackTest(Case):
         """What the documentation has users and administrators type."""
         with tempfile.TemporaryDirectory(prefix='pcow-test-pages-') as directory:
             on = openstack_pages.Pages(self.bed, Path(directory))
-            on.tutorial()
+            if long.LONG:
+                on.tutorial()
             on.nova_and_cinder()
         self.assertEqual([], self.bed.pool_images())
 
