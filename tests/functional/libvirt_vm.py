@@ -128,7 +128,8 @@ class Host:
         self._pool_size = pool_size
         self.transcript: list[str] | None = None
 
-    def start(self) -> None:
+    def start(self, *launcher: str) -> None:
+        """:param launcher: what gives libvirtd a mount namespace; default: a new one"""
         hooks = self.directory / 'etc/hooks/qemu.d'
         hooks.mkdir(parents=True)
         shutil.copy(HOOK, hooks / 'pcow')
@@ -138,7 +139,7 @@ class Host:
         self.place.make_pool(self._own_pool())
         self._make_guest()
         self._make_data()
-        self.daemon.start()
+        self.daemon.start(**({'launcher': launcher} if launcher else {}))
 
     def _own_pool(self) -> Path | None:
         if self._pool_size is None:

@@ -1,56 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of the page on backup and restore, typed as they stand there.
+"""The page on backup and restore, typed as it stands."""
 
-Not those for a domain, which needs a virtual machine, nor image serve: test_served has that.
-"""
+from pathlib import Path
 
-import re
-import subprocess
+from tests.functional import page_case
 
-from tests.functional import test_pcowctl
-from tests.functional.test_pcowctl import MIB
-from tests.functional.test_pcowctl import OFFSET
-
-PAGE = test_pcowctl.TOP / 'doc/source/howto/backup.rst'
-_COMMAND = re.compile(r'^ {4}(pcow(?:-img convert|ctl image (?:export|list)) .*)$', re.MULTILINE)
+_NOT_TYPED = {
+    '--domain ': 'wants a virtual machine: test_virsh_forks',
+    '^pcowctl image (un)?serve ': 'test_served types these',
+}
+_POOL = '/var/lib/pcow/pools/fast'
 
 
-class BackupPageTest(test_pcowctl.TestCase):
-    def type_in(self, line: str) -> None:
-        line = line.replace('/var/lib/pcow/pools/fast', str(self.pool))
-        line = line.replace('/mnt/copy', str(self.directory))
-        words = line.split()
-        command = (
-            self.command(*words[1:])
-            if words[0] == 'pcowctl'
-            else [str(test_pcowctl.BIN / words[0]), *words[1:]]
-        )
-        done = subprocess.run(
-            command,
-            cwd=self.directory,
-            env=self.environment | {'PYTHONPATH': str(test_pcowctl.TOP)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        self.assertEqual(0, done.returncode, f'{line}: {done.stderr}')
+class BackupPageTest(page_case.PageTestCase):
+    def view(self, path: str) -> bytes:
+        """What a guest sees."""
+        self.do(f'pcow-img convert -f pcow -O raw {path} view.raw')
+        raw: Path = self.host.home / 'view.raw'
+        content = raw.read_bytes()
+        raw.unlink()
+        return content
 
     def test_backup_and_restore(self) -> None:
-        self.ctl('pool', 'create', 'fast', self.pool)
-        source = self.make_qcow2('debian12.qcow2', 8 * MIB, at_0=0x11, at_1048576=0x22)
-        self.ctl('template', 'build', source, 'fast/debian12', '--source-format', 'qcow2')
-        self.ctl('image', 'create', 'fast/web1', '--template', 'debian12')
-        image = self.pool / 'web1.pcow'
-        self.io(image, f'write -P 0xaa {OFFSET} 64k')
-        before = self.guest_view(image)
-        self.ctl('snapshot', 'create', 'fast/web1', 'before-upgrade')
-        self.io(image, f'write -P 0xbb {OFFSET} 64k')
-        lines = [line for line in _COMMAND.findall(PAGE.read_text()) if '--domain' not in line]
-        self.assertGreater(len(lines), 4)
-        for line in lines:
-            self.type_in(line)
+        self.do(f'pcowctl pool create fast {_POOL}; mkdir /mnt/copy')
+        self.make_template('fast', 'debian12')
+        self.do('pcowctl image create fast/web1 --template debian12')
+        image = f'{_POOL}/web1.pcow'
+        self.do(f'pcow-io -c "write -P 0xaa {page_case.OFFSET} 64k" {image}')
+        before = self.view(image)
+        self.assertEqual(b'\xaa' * 65536, before[page_case.OFFSET :][:65536])
+        self.do('pcowctl snapshot create fast/web1 before-upgrade')
+        self.do(f'pcow-io -c "write -P 0xbb {page_case.OFFSET} 64k" {image}')
+        with page_case.typed('howto/backup', _NOT_TYPED) as page:
+            for line in page.commands():
+                page.took(line)
+                self.do(line)
         for name in ('web1-restored', 'web1-thin'):
-            self.assertEqual(before, self.guest_view(self.pool / f'{name}.pcow'), name)
-        shown = self.show('image', 'show', 'fast/web1-thin')
-        self.assertEqual('debian12.pcow', shown['base'])
-        self.assertTrue(self.show('image', 'show', self.directory / 'web1-base.pcow')['template'])
+            self.assertEqual(before, self.view(f'{_POOL}/{name}.pcow'), name)
+        self.assertEqual('debian12.pcow', self.ctl('image show fast/web1-thin')['base'])
+        self.assertTrue(self.ctl('image show /mnt/copy/web1-base.pcow')['template'])
+        self.assertEqual('web1-golden.pcow', self.ctl('image show fast/web2')['base'])
+        data = self.view(f'{_POOL}/web2.pcow')
+        # behind an info block of its own
+        self.assertEqual(before[page_case.OFFSET :], data[page_case.OFFSET : len(before)])

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 import re
 import signal
+import tempfile
 import time
 import unittest
 
@@ -14,6 +15,7 @@ from pcow_driver.common import units
 from pcow_driver.virt import disk_xml
 from tests.functional import long
 from tests.functional import openstack_bed
+from tests.functional import openstack_pages
 from tests.functional import openstack_persist
 from tests.functional import openstack_volumes
 from tests.functional import openstack_warm
@@ -133,6 +135,15 @@ class OpenStackTest(Case):
         self.assertEqual(2, len(session.roots))
         for said in session.roots:
             self.assertRegex(said, r'root: /dev/(root|pmem0) / ext4 .*dax=always')
+        self.assertEqual([], self.bed.pool_images())
+
+    def test_pages(self) -> None:
+        """What the documentation has users and administrators type."""
+        with tempfile.TemporaryDirectory(prefix='pcow-test-pages-') as directory:
+            on = openstack_pages.Pages(self.bed, Path(directory))
+            if long.LONG:
+                on.tutorial()
+            on.nova_and_cinder()
         self.assertEqual([], self.bed.pool_images())
 
     def test_image_of_a_distribution(self) -> None:

@@ -153,7 +153,7 @@ def session(place: machine.Place, _pool: str) -> dict[str, Any]:
     region = _regions()[0]
     done = [_doctor('check', 'found')]
     _expect(region in done[0].output, done[0].output)
-    create = ('pool', 'create', SESSION_POOL, '--region', region, '--fs', 'xfs')
+    create = ('pool', 'create', SESSION_POOL, '--region', region)
     done += [command.must(*create, '--dry-run')]
     _expect(
         'mkfs.xfs' in done[-1].output
