@@ -33,6 +33,22 @@ class ServerRefused(exception.PcowError):
     msg_fmt = 'the server %(server)s: %(reason)s'
 
 
+def _not_found(domains: list[Any], name: str) -> str:
+    """A tenant gives a server its name, that of somebody else's too: so it finds none."""
+    named = [item.UUIDString() for item in domains if _display_name(item) == name]
+    if named:
+        return f'that is a name, which tenants choose: give the ID ({", ".join(sorted(named))})'
+    return (
+        'no domain of this host has this ID (openstack server show tells the host): a server that '
+        'is shelved, or on its way to another host, has none'
+    )
+
+
+def _display_name(virtual: Any) -> str | None:
+    xml = libvirt_xml.parse(virtual.XMLDesc(0))
+    return xml.findtext(f'metadata/{{{libvirt_xml.NOVA_NAMESPACE}}}instance/{{*}}name')
+
+
 class Server:
     """A server that is on this host, on or off, by its domain."""
 
@@ -43,23 +59,10 @@ class Server:
         :raises ServerRefused: it is not on this host, or has no persistent memory
         """
         self.name = name
-        virtual = next(
-            (
-                item
-                for item in connection.listAllDomains()
-                if name in (item.UUIDString(), item.name())
-            ),
-            None,
-        )
+        domains = connection.listAllDomains()
+        virtual = next((item for item in domains if name in (item.UUIDString(), item.name())), None)
         if virtual is None:
-            raise ServerRefused(
-                server=name,
-                reason=(
-                    'no domain of this host has this ID (openstack server show tells the host): a '
-                    'server that is shelved, or on its '
-                    'way to another host, has none'
-                ),
-            )
+            raise ServerRefused(server=name, reason=_not_found(domains, name))
         self._virtual = virtual
         self.domain = domain.Domain(connection, virtual.name())
         prefix = storage.image_name(virtual.UUIDString(), '')

@@ -103,6 +103,16 @@ class ServerTest(base.TestCase):
         self.server.snapshot('before')
         self.write(0x22)
 
+    def test_name_of_a_tenants(self) -> None:
+        nova = f'<instance xmlns="{libvirt_xml.NOVA_NAMESPACE}"><name>web1</name></instance>'
+        self.domain.xml = self.domain.xml.replace(
+            '<domain>', f'<domain><metadata>{nova}</metadata>'
+        )
+        error = self.assertRaises(in_place.ServerRefused, self.find, 'web1')
+        self.assertIn(f'give the ID ({_UUID})', str(error))
+        error = self.assertRaises(in_place.ServerRefused, self.find, 'web2')
+        self.assertIn('no domain of this host has this ID', str(error))
+
     def test_revert(self) -> None:
         self.changed()
         self.assertEqual(['ua-pcow-0', 'ua-pcow-1'], self.server.revert('before'))
