@@ -87,6 +87,50 @@ static void test_every_transition(void **state)
     assert_true(made > 30 && refused > 30);
 }
 
+/*
+ * Written by hand, from what may happen to a slab: a row of slab_states.h that is changed in passing
+ * is seen here. A row is a state, a column one that may follow.
+ */
+static void test_table(void **state)
+{
+    static const enum slab_state order[] = {
+        SLAB_MAPPED, SLAB_UNMAPPED, SLAB_UNKNOWN, SLAB_BOUNCE, SLAB_MINOR, SLAB_MINOR_FROZEN,
+        SLAB_WATCHED, SLAB_WATCHED_READ, SLAB_WATCHED_UNMAPPED, SLAB_WATCHED_UNMAPPED_READ,
+    };
+    static const char *const may[] = {
+        /*                       mapped
+                                 |unmapped
+                                 ||unknown
+                                 |||bounce
+                                 ||||minor
+                                 |||||minor, frozen
+                                 ||||||watched
+                                 |||||||watched, read
+                                 ||||||||watched, unmapped
+                                 |||||||||watched, unmapped, read */
+        /* mapped */            "xx-xx-x---",
+        /* unmapped */          "xxxx----x-",
+        /* unknown */           "xxx-----x-",
+        /* bounce */            "xx-xx-x---",
+        /* minor */             "xxxxxx----",
+        /* minor, frozen */     "xxx--x----",
+        /* watched */           "xx----xx--",
+        /* watched, read */     "xx----xx--",
+        /* watched, unmapped */ "xxxx----xx",
+        /* the same, read */    "xxxx----xx",
+    };
+    const unsigned known = sizeof order / sizeof *order;
+
+    (void)state;
+#ifndef SLAB_STATES_FOR_TESTS
+    assert_int_equal(known, SLAB_STATES);
+#endif
+    for (unsigned from = 0; from < known; from++)
+        for (unsigned to = 0; to < known; to++)
+            if (slab_state_may_follow(order[from], order[to]) != (may[from][to] == 'x'))
+                fail_msg("%s after %s", slab_state_name(order[to]), slab_state_name(order[from]));
+}
+
 static void test_groups(void **state)
 {
     (void)state;
@@ -127,6 +171,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_transition),
+        cmocka_unit_test(test_table),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_ages),
     };
