@@ -88,8 +88,8 @@ static void test_every_transition(void **state)
 }
 
 /*
- * Written by hand, from what may happen to a slab: a row of slab_states.h that is changed in passing
- * is seen here. A row is a state, a column one that may follow.
+ * Written by hand, from what may happen to a slab: a row of slab_states.h that is changed in
+ * passing is seen here. A row is a state, a column one that may follow.
  */
 static void test_table(void **state)
 {
