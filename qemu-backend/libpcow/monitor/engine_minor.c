@@ -15,9 +15,10 @@
  *   own, used                            writable entry    no trap; if the kernel takes the entry away (swap), it is let in again
  *
  * What a base has cannot be shown there without being copied. So a slab from which something is
- * loaded that is not own is mapped as under signal, and stays so until the next snapshot; and if
- * that happens often there are few such slabs (gain). But where mappings are short, and it would
- * have to be made whole for that, what is loaded is made own: a cluster in place of 2 MiB.
+ * loaded that is not own is mapped as under signal, and stays so until the next snapshot, or until
+ * mappings are short; and if that happens often there are few such slabs (gain). Where there are
+ * not as many mappings as that takes, what is loaded is made own: 64 KiB in place of the 2 MiB of a
+ * slab that is made whole. After a snapshot the slab goes on so, in the next file slab.
  *
  * System calls cannot trap: they get EFAULT. Who has one access the range has to ask before
  * (pcow_map_resolve()); a slab that was asked for is mapped as under signal, for good. That is why
@@ -38,6 +39,7 @@
 
 #include "monitor/engine_minor.h"
 #include "monitor/monitor.h"
+#include "monitor/policy.h"
 
 /*
  * Nothing is write-protected so. But where it could be the kernel maps no huge page of the file,
@@ -150,18 +152,24 @@ static int let_in(const struct pcow_map *map, uint64_t from, uint64_t to)
     return any;
 }
 
-static int let_in_pages(struct pcow_map *map, uint64_t guest_slab, unsigned first,
-                        unsigned count)
+/* A load that had to be made own first gains nothing. */
+static int let_in_range(struct pcow_map *map, uint64_t guest_slab, struct range range, bool gains)
 {
-    uint64_t from = (guest_slab << SLAB_BITS) + first * PCOW_PAGE_SIZE;
-    int ret = let_in(map, from, from + count * PCOW_PAGE_SIZE);
+    uint64_t from = (guest_slab << SLAB_BITS) + range.first * PCOW_PAGE_SIZE;
+    int ret = let_in(map, from, from + range.count * PCOW_PAGE_SIZE);
 
-    count_gain(map, ret > 0);
+    count_gain(map, gains && ret > 0);
     /*
      * What the kernel does not let in is mapped in the ordinary way, and whoever accesses it meets
      * what is wrong with it.
      */
     return ret < 0 ? layout_map_slab(map, guest_slab) : 0;
+}
+
+static int let_in_pages(struct pcow_map *map, uint64_t guest_slab, unsigned first,
+                        unsigned count)
+{
+    return let_in_range(map, guest_slab, (struct range){first, count}, true);
 }
 
 /* Those in the set around a page, in its cluster of so many pages. */
@@ -212,16 +220,12 @@ static void let_in_own(struct pcow_map *map, uint64_t guest_slab)
     }
 }
 
-static bool keep(struct pcow_map *map, uint64_t guest_slab, bool at_once)
+/* Maps it to this file slab. False: all is as before, or mapped in the ordinary way. */
+static bool begin(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    bool soon = at_once || slab->faults >= TRAPS
-                || __atomic_load_n(&minor_of(map)->gain, __ATOMIC_RELAXED) >= PROVEN;
-    uint64_t p = soon ? own_slab(map, guest_slab) : 0;
     enum slab_state before = slab_state(&slab->status);
 
-    if (p == 0 || !can_keep(map, guest_slab) || (!at_once && !is_worth_it(map)))
-        return false;
     /*
      * Either who has a system call access the slab sees this, or he is seen here, see slab_ask().
      * Other accesses to it trap while there is nothing, and wait for the claim.
@@ -239,8 +243,20 @@ static bool keep(struct pcow_map *map, uint64_t guest_slab, bool at_once)
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
     slab_refresh(&slab->status);                /* nothing of an older layer is mapped */
-    count_gain(map, -COST);
     density_forget(&map->density, map->address + (guest_slab << SLAB_BITS), PCOW_SLAB_SIZE);
+    return true;
+}
+
+static bool keep(struct pcow_map *map, uint64_t guest_slab, bool at_once)
+{
+    bool soon = at_once || map->slabs[guest_slab].faults >= TRAPS
+                || __atomic_load_n(&minor_of(map)->gain, __ATOMIC_RELAXED) >= PROVEN;
+    uint64_t p = soon ? own_slab(map, guest_slab) : 0;
+
+    if (p == 0 || !can_keep(map, guest_slab) || (!at_once && !is_worth_it(map))
+        || !begin(map, guest_slab, p))
+        return false;
+    count_gain(map, -COST);
     let_in_own(map, guest_slab);
     return true;
 }
@@ -251,22 +267,25 @@ static bool fits_in_pieces(const struct pcow_map *map, uint64_t guest_slab)
     return vmas_used(map) + layout_count_pieces(map, guest_slab) < map->vma_budget;
 }
 
-/*
- * Mapped as under signal. If there are not as many mappings left as that takes the slab is made
- * whole; where that cannot be (a full pool), they come from what is kept for others, as nobody must
- * wait who only loads. What is mapped for stores stays so all the time: system calls may be using
- * it.
- */
-static int leave(struct pcow_map *map, uint64_t guest_slab)
-{
-    if (!fits_in_pieces(map, guest_slab))
-        layout_own_whole(map, guest_slab);
-    return layout_map_slab(map, guest_slab);
-}
-
 static bool was_asked_for(const struct slab_map *slab)
 {
     return __atomic_load_n(&slab->asked, __ATOMIC_SEQ_CST);
+}
+
+/*
+ * Mapped as under signal. If there are not as many mappings left as that takes the slab is made
+ * whole; where that cannot be (a full pool), it is a copy in memory, as nobody must wait who only
+ * loads. But what is mapped for stores stays so all the time where system calls may be using it:
+ * then the mappings come from what is kept for others.
+ */
+static int leave(struct pcow_map *map, uint64_t guest_slab)
+{
+    if (!fits_in_pieces(map, guest_slab) && layout_own_whole(map, guest_slab)
+        && !was_asked_for(&map->slabs[guest_slab])) {
+        layout_unmap_slab(map, guest_slab);
+        return bounce_slab(map, guest_slab);
+    }
+    return layout_map_slab(map, guest_slab);
 }
 
 /* A page that is in the set already. */
@@ -280,22 +299,37 @@ static int meet(struct pcow_map *map, uint64_t guest_slab, unsigned page)
                                cluster < MOST_LET_IN ? cluster : MOST_LET_IN);
 }
 
-/*
- * A load of what is not own, from a slab that cannot be mapped as under signal. -ENOSPC, -EIO: nor
- * made own.
- */
-static int own_for_load(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+/* Of a load, what is around it, too: who reads on would trap for each page. */
+static struct range around(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
-    unsigned cluster = layout_cluster(map), first = page / cluster * cluster,
-             left = layout_pages(map, guest_slab) - first,
-             count = cluster < left ? cluster : left;
-    int ret = layout_own(map, guest_slab, first, count, NULL);
+    unsigned first = page / MOST_LET_IN * MOST_LET_IN,
+             left = layout_pages(map, guest_slab) - first;
 
-    if (!ret)
-        ret = layout_map_own(map, guest_slab, first, count);
-    return ret || !slab_is_kept(&map->slabs[guest_slab].status)
-               ? ret
-               : let_in_pages(map, guest_slab, first, count);
+    return (struct range){first, left < MOST_LET_IN ? left : MOST_LET_IN};
+}
+
+/*
+ * There are no mappings for the slab as under signal, so it stays in minor mode, or goes on in it
+ * after a snapshot: what is accessed becomes own. -ENOSPC, -EIO, -EAGAIN: not so.
+ */
+static int stay(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool write)
+{
+    const struct slab_status *status = &map->slabs[guest_slab].status;
+    struct range range = write ? (struct range){page, 1} : around(map, guest_slab, page);
+    int ret = layout_own(map, guest_slab, range.first, range.count, NULL);
+    uint64_t p;
+
+    if ((ret == -ENOSPC || ret == -EIO) && range.count > 1) {
+        range = (struct range){page, 1};
+        ret = layout_own(map, guest_slab, page, 1, NULL);
+    }
+    if (ret)
+        return ret;
+    p = own_slab(map, guest_slab);
+    if (slab_state(status) == SLAB_MINOR_FROZEN && (!p || !begin(map, guest_slab, p)))
+        return -EAGAIN;
+    ret = layout_map_own(map, guest_slab, range.first, range.count);
+    return ret || !slab_is_kept(status) ? ret : let_in_range(map, guest_slab, range, write);
 }
 
 /*
@@ -306,14 +340,15 @@ static int own_for_load(struct pcow_map *map, uint64_t guest_slab, unsigned page
 static int serve(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool write)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    bool stays = slab_state(&slab->status) == SLAB_MINOR && !was_asked_for(slab);
+    bool may_stay = slab_is_kept(&slab->status) && !was_asked_for(slab);
+    bool stays = may_stay && slab_state(&slab->status) == SLAB_MINOR;
     int ret;
 
     if (slab_is_kept(&slab->status) && page_set_has(&slab->writable, page))
         return meet(map, guest_slab, page);
     if (write && stays)
         return KEEPER_GO_ON;
-    if (stays && !fits_in_pieces(map, guest_slab) && !own_for_load(map, guest_slab, page))
+    if (may_stay && !fits_in_pieces(map, guest_slab) && !stay(map, guest_slab, page, write))
         return 0;
     if (stays) {
         slab->loaded = 1;

@@ -73,7 +73,7 @@ struct slab_map {
     uint8_t grown;                     /* traps that came to a cluster a second time (saturates) */
     /* the window of the last trap: page after it, pages; to notice a sequence */
     uint16_t run_end, run;
-    /* what was not own was loaded from since the last snapshot: it is not kept any more */
+    /* what was not own was loaded from since the last snapshot: kept only if mappings are short */
     uint8_t loaded;
     struct slab_status status;         /* of what is not in writable */
     /*

@@ -9,13 +9,14 @@
  *                          copy-on-read
  *   UNKNOWN                UNMAPPED was due, the kernel refused  anything          of any trap
  *   BOUNCE                 one, of a copy in memory (bounce.c)   memory speed
- *   MINOR                  one, of the top file                  of what is own    of other loads
+ *   MINOR                  one, of the top file                  of what is own    of other loads (*)
  *   MINOR_FROZEN           the same, read-only by a snapshot     trap              of any access
  *   WATCHED                anonymous, userfaultfd (watch.c)      trap once         the watch ends
  *   WATCHED_READ           with copies of what was loaded        trap once         the watch ends
  *   WATCHED_UNMAPPED       as WATCHED, in place of UNMAPPED      trap once         the watch ends
  *   WATCHED_UNMAPPED_READ  as WATCHED_READ, in that place        trap once         the watch ends
  *
+ * (*) where mappings are left for it: else what is loaded becomes own.
  * MINOR and MINOR_FROZEN are kept by engine minor (engine_minor.c): what is mapped only it knows.
  *
  * And beside it, whether that may be behind the chain: pages may have become own that are mapped to

@@ -36,7 +36,8 @@
     ROW(BOUNCE, "bounce", 0, IN(MAPPED) | IN(UNMAPPED) | IN(MINOR) | IN(WATCHED), 0)           \
     ROW(MINOR, "minor", SLAB_IS_KEPT,                                                          \
         IN(MAPPED) | IN(BOUNCE) | IN(MINOR_FROZEN) | IN(UNMAPPED) | IN(UNKNOWN), 0)            \
-    ROW(MINOR_FROZEN, "minor, frozen", SLAB_IS_KEPT, IN(MAPPED) | IN(UNMAPPED) | IN(UNKNOWN), 0) \
+    ROW(MINOR_FROZEN, "minor, frozen", SLAB_IS_KEPT,                                           \
+        IN(MAPPED) | IN(MINOR) | IN(UNMAPPED) | IN(UNKNOWN), 0)                                \
     ROW(WATCHED, "watched", SLAB_IS_WATCHED, IN(MAPPED) | IN(UNMAPPED) | IN(WATCHED_READ), 0)  \
     ROW(WATCHED_READ, "watched, read", SLAB_IS_WATCHED,                                        \
         IN(MAPPED) | IN(UNMAPPED) | IN(WATCHED), 0)                                            \

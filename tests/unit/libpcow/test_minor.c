@@ -312,120 +312,6 @@ static void test_snapshots(void **state)
 }
 
 /*
- * In minor mode a slab is one mapping, however scattered: what it takes otherwise may not be there.
- */
-static void test_mappings_are_short(void **state)
-{
-    (void)state;
-    const unsigned budget = 50;
-
-    for (unsigned frozen = 0; frozen < 2; frozen++) {
-        pcow_image *image = must_create(scratch("top.pcow"), SIZE, CLUSTER, NULL);
-        pcow_map *map = map_with_budget(image, budget);
-        unsigned char *memory;
-
-        if (!map)
-            skip();
-        memory = pcow_map_address(map);
-        for (unsigned slab = 0; slab < SLABS; slab++) {
-            begin_slab(map, slab);
-            for (unsigned cluster = 8; cluster < CLUSTERS; cluster += 2)
-                memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER] = (unsigned char)(cluster + slab);
-        }
-        if (frozen)
-            MUST(pcow_snapshot_create(image, "s", &error));
-        for (unsigned slab = 0; slab < SLABS; slab++) {
-            /* A load in every one; or a store to every other, if that maps a frozen one anew. */
-            if (frozen && slab % 2)
-                memory[slab * PCOW_SLAB_SIZE + 9 * CLUSTER] = 0;
-            for (unsigned cluster = 8; cluster < CLUSTERS; cluster++)
-                assert_int_equal(memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER],
-                                 cluster % 2 ? 0 : cluster + slab);
-            assert_true(count_mappings(memory, SIZE) <= budget);
-        }
-        pcow_map_destroy(map);
-        pcow_close(image);
-        must_be_clean(scratch("top.pcow"));
-        unlink(scratch("top.pcow"));
-    }
-}
-
-/*
- * Where there is no mapping left for a page, a slab is not copied whole as long as one mapping does
- * for it.
- */
-static void test_no_promotion(void **state)
-{
-    (void)state;
-    enum { MANY = 64 };
-    pcow_image *image = must_create_overlay(MANY * PCOW_SLAB_SIZE, BASE);
-    pcow_map *map = map_with_budget(image, 3 * MANY);
-    struct pcow_map_stats stats;
-    unsigned char *memory;
-
-    if (!map)
-        skip();
-    memory = pcow_map_address(map);
-    for (unsigned cluster = 0; cluster < CLUSTERS; cluster += 2)
-        for (unsigned slab = 0; slab < MANY; slab++)
-            memory[slab * PCOW_SLAB_SIZE + cluster * CLUSTER + 7 * 4096] =
-                (unsigned char)(cluster + 1);
-    pcow_map_get_stats(map, &stats);
-    assert_int_equal(stats.slabs_promoted, 0);
-    assert_int_equal(stats.pages_copied, MANY * CLUSTERS / 2);
-    assert_true(stats.vmas <= stats.vma_budget);
-    assert_true(count_mappings(memory, MANY * PCOW_SLAB_SIZE) <= stats.vma_budget);
-    pcow_map_destroy(map);
-    for (unsigned slab = 0; slab < MANY; slab++)
-        for (unsigned cluster = 0; cluster < CLUSTERS; cluster++)
-            must_hold(image, slab * PCOW_SLAB_SIZE + cluster * CLUSTER + 7 * 4096,
-                      cluster % 2 ? BASE : (unsigned char)(cluster + 1));
-    pcow_close(image);
-    must_be_clean(scratch("top.pcow"));
-}
-
-/*
- * Nor where the guest loads, too, what is beside its pages: that is a cluster, not a slab. Before
- * mappings are short such slabs are mapped in pieces, and then they become one.
- */
-static void test_no_promotion_by_loads(void **state)
-{
-    (void)state;
-    enum { MANY = 64 };
-    pcow_image *image = must_create_overlay(MANY * PCOW_SLAB_SIZE, BASE);
-    pcow_map *map = map_with_budget(image, 3 * MANY);
-    struct pcow_map_stats stats;
-    unsigned char *memory;
-
-    if (!map)
-        skip();
-    memory = pcow_map_address(map);
-    for (unsigned cluster = 0; cluster < CLUSTERS; cluster += 2)
-        for (unsigned slab = 0; slab < MANY; slab++) {
-            unsigned char *at = memory + slab * PCOW_SLAB_SIZE + cluster * CLUSTER;
-
-            at[7 * 4096] = (unsigned char)(cluster + 1);
-            assert_int_equal(at[6 * 4096], BASE);
-            assert_int_equal(at[8 * 4096], BASE);
-            assert_int_equal(at[7 * 4096], cluster + 1);
-        }
-    pcow_map_get_stats(map, &stats);
-    assert_int_equal(stats.slabs_promoted, 0);
-    assert_true(stats.vmas <= stats.vma_budget);
-    assert_true(count_mappings(memory, MANY * PCOW_SLAB_SIZE) <= stats.vma_budget);
-    /* a load of what is not there takes a cluster, and no more */
-    assert_true(stats.pages_copied <= MANY * PAGES_PER_SLAB / 2);
-    pcow_map_destroy(map);
-    for (unsigned slab = 0; slab < MANY; slab++)
-        for (unsigned cluster = 0; cluster < CLUSTERS; cluster++)
-            for (unsigned page = 6; page < 9; page++)
-                must_hold(image, slab * PCOW_SLAB_SIZE + cluster * CLUSTER + page * 4096,
-                          cluster % 2 || page != 7 ? BASE : (unsigned char)(cluster + 1));
-    pcow_close(image);
-    must_be_clean(scratch("top.pcow"));
-}
-
-/*
  * A slab that has become whole is a mapping like any other, and one with its neighbours where it
  * can be.
  */
@@ -527,10 +413,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_served_by_the_program, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_snapshots, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_mappings_are_short, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_no_promotion, scratch_setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_no_promotion_by_loads, scratch_setup,
-                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_whole, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_prepared_pages_go, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_what_has_none, scratch_setup, scratch_teardown),

@@ -113,7 +113,7 @@ static void test_table(void **state)
         /* unknown */           "xxx-----x-",
         /* bounce */            "xx-xx-x---",
         /* minor */             "xxxxxx----",
-        /* minor, frozen */     "xxx--x----",
+        /* minor, frozen */     "xxx-xx----",
         /* watched */           "xx----xx--",
         /* watched, read */     "xx----xx--",
         /* watched, unmapped */ "xxxx----xx",
