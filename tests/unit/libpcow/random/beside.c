@@ -20,7 +20,7 @@
 
 /* without progress, in a pool that can grow, until it does */
 #define STUCK_MS 300u
-#define HANG_MS 20000u                /* without progress at all */
+#define HANG_MS 60000u                /* without progress at all: a sync on a busy disk takes 20 s */
 #define MEBIBYTE (UINT64_C(1) << 20)
 #define GROWTH 8u                      /* MiB at a time */
 #define MAX_POOL 1024u                 /* MiB */
