@@ -20,7 +20,8 @@
 
 /* without progress, in a pool that can grow, until it does */
 #define STUCK_MS 300u
-#define HANG_MS 60000u                /* without progress at all: a sync on a busy disk takes 20 s */
+/* without progress at all: a sync beside other writers of the disk has taken 20 s */
+#define HANG_MS 60000u
 #define MEBIBYTE (UINT64_C(1) << 20)
 #define GROWTH 8u                      /* MiB at a time */
 #define MAX_POOL 1024u                 /* MiB */
