@@ -274,17 +274,14 @@ static bool was_asked_for(const struct slab_map *slab)
 
 /*
  * Mapped as under signal. If there are not as many mappings left as that takes the slab is made
- * whole; where that cannot be (a full pool), it is a copy in memory, as nobody must wait who only
- * loads. But what is mapped for stores stays so all the time where system calls may be using it:
- * then the mappings come from what is kept for others.
+ * whole; where that cannot be (a full pool), they come from what is kept for others, as nobody must
+ * wait who only loads. What is mapped for stores stays so all the time: system calls may be using
+ * it, and an instruction that loads and stores must find both.
  */
 static int leave(struct pcow_map *map, uint64_t guest_slab)
 {
-    if (!fits_in_pieces(map, guest_slab) && layout_own_whole(map, guest_slab)
-        && !was_asked_for(&map->slabs[guest_slab])) {
-        layout_unmap_slab(map, guest_slab);
-        return bounce_slab(map, guest_slab);
-    }
+    if (!fits_in_pieces(map, guest_slab))
+        layout_own_whole(map, guest_slab);
     return layout_map_slab(map, guest_slab);
 }
 
@@ -350,6 +347,9 @@ static int serve(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool 
         return KEEPER_GO_ON;
     if (may_stay && !fits_in_pieces(map, guest_slab) && !stay(map, guest_slab, page, write))
         return 0;
+    /* The kernel has refused: it is mapped as under signal, and whoever asks now relies on that. */
+    if (may_stay && slab_state(&slab->status) == SLAB_MAPPED)
+        return write ? KEEPER_GO_ON : 0;
     if (stays) {
         slab->loaded = 1;
         count_gain(map, -LOSS);

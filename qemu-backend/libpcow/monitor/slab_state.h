@@ -17,6 +17,7 @@
  *   WATCHED_UNMAPPED_READ  as WATCHED_READ, in that place        trap once         the watch ends
  *
  * (*) where mappings are left for it: else what is loaded becomes own.
+ *
  * MINOR and MINOR_FROZEN are kept by engine minor (engine_minor.c): what is mapped only it knows.
  *
  * And beside it, whether that may be behind the chain: pages may have become own that are mapped to
