@@ -11,6 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 import random
+import signal
 import subprocess
 import time
 from typing import NamedTuple
@@ -233,7 +234,10 @@ class SyncsTest(durability.DiskTestCase):
             source.qmp('pcow-flush', id='mem0')
             source.write(address + 4096, os.urandom(images.MIB))
             time.sleep(random.random() / 2)
+            # To copy the disk takes a while: what is ordered by syncs must not go on meanwhile
+            source.process.send_signal(signal.SIGSTOP)
             flushed[self.after_power_failure(f'after{number}')] = data
+            source.process.send_signal(signal.SIGCONT)
             # Between the last stores and the next it may come to its end
             if source.qmp('query-migrate')['status'] != 'active':
                 break

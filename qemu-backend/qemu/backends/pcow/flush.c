@@ -118,8 +118,6 @@ void coroutine_fn qmp_pcow_flush(const char *id, Error **errp)
 static void coroutine_mixed_fn
 flush_ahead(HostMemPcow *pcow, int (*flush)(HostMemPcow *pcow, Error **errp))
 {
-    /* What was left of one that failed before it came to that */
-    qatomic_set(&pcow->untold_to_snapshot, false);
     for (unsigned round = 0; !pcow->readonly && round < MOST_ROUNDS; round++) {
         int64_t start = get_clock();
 
