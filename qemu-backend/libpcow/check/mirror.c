@@ -4,7 +4,7 @@
  * others agree, and it is put right from them. Every later step sees what they agreed on. A page
  * that is stale (its writer did not close the image) is left to these.
  */
-#include "check/check.h"
+#include "check/mirror_page.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,44 +16,11 @@
 #include "image/mirror.h"
 #include "util/error.h"
 
-struct page {
-    uint64_t group;
-    unsigned number;
-    uint64_t word;                     /* its checksum, as it is stored */
-    uint8_t content[PCOW_PAGE_SIZE], copy[PCOW_PAGE_SIZE];
-    bool content_is_lost, copy_is_lost;    /* the medium cannot read them */
-    bool words_are_gone;               /* with all others of the group: that is one damage */
-};
-
-static uint64_t offset_of(const struct page *page)
-{
-    return page->group * GROUP_SIZE + page->number * PCOW_PAGE_SIZE;
-}
-
-static uint64_t word_of(const struct check *check, const struct page *page, const void *content)
-{
-    return checksum_encode(CHECKSUM_VALID,
-                           mirror_checksum(&check->file, page->group, page->number, content));
-}
-
 static bool is_empty(const void *content)
 {
     static const uint8_t zeros[PCOW_PAGE_SIZE];
 
     return memcmp(content, zeros, sizeof zeros) == 0;
-}
-
-static int read_page(struct check *check, uint64_t offset, void *content, bool *lost)
-{
-    int ret = file_read(&check->file, offset, content, PCOW_PAGE_SIZE);
-
-    *lost = ret == -EIO;
-    if (ret && !*lost)
-        return error_set_errno(check->error, ret, "cannot read %s at offset %llu",
-                               check->file.path, (unsigned long long)offset);
-    if (*lost)
-        memset(content, 0, PCOW_PAGE_SIZE);
-    return 0;
 }
 
 /* The first page from one on, of a slab, that may hold anything: its number. */
@@ -75,18 +42,19 @@ static int restore(struct check *check, const struct page *page)
      * count. And what the medium cannot read is mended by a write only.
      */
     if (check->repair)
-        ret = file_write(&check->file, offset_of(page), page->copy, sizeof page->copy);
+        ret = file_write(&check->file, mirror_page_offset(page), page->copy, sizeof page->copy);
     if (!ret && check->repair)
         ret = file_commit(&check->file);
     return ret ? error_set_errno(check->error, ret, "cannot repair %s at offset %llu",
-                                 check->file.path, (unsigned long long)offset_of(page))
-               : check_overlay(check, offset_of(page));
+                                 check->file.path, (unsigned long long)mirror_page_offset(page))
+               : check_overlay(check, mirror_page_offset(page));
 }
 
 /* It is copied again at the end, see mirror_sync(). */
 static int make_stale(struct check *check, const struct page *page)
 {
-    int ret = check->repair ? mirror_mark_page(&check->file, offset_of(page) / PCOW_PAGE_SIZE) : 0;
+    uint64_t number = mirror_page_offset(page) / PCOW_PAGE_SIZE;
+    int ret = check->repair ? mirror_mark_page(&check->file, number) : 0;
 
     return ret ? error_set_errno(check->error, ret, "cannot repair the mirror of %s",
                                  check->file.path)
@@ -131,7 +99,7 @@ static int restore_page(struct check *check, const struct page *page)
                  "and counts; the page names %u pages of data that it does not", more);
     check_corruption(check, true,
                      "the %s at byte %llu %s; its mirror is whole, %s%s%s",
-                     mirror_page_name(page->number), (unsigned long long)offset_of(page),
+                     mirror_page_name(page->number), (unsigned long long)mirror_page_offset(page),
                      page->content_is_lost ? "cannot be read" : "is damaged", outcome,
                      *held ? ": it holds " : "", held);
     return 0;
@@ -194,28 +162,39 @@ static int keep_as_it_is(struct check *check, const struct page *page)
     check_corruption(check, true,
                      "the %s at byte %llu and its mirror are both damaged, or its checksum and one "
                      "of them: what it says is taken as it is%s%s",
-                     mirror_page_name(page->number), (unsigned long long)offset_of(page),
+                     mirror_page_name(page->number), (unsigned long long)mirror_page_offset(page),
                      *held ? ": it holds " : "", held);
     ret = check_lose_unknown(check);
     return ret ? ret : make_stale(check, page);
 }
 
-static int check_page(struct check *check, const struct page *page, bool unordered)
+/* Nothing of it is put in the place of what came later. */
+static int keep_what_is_newer(struct check *check, const struct page *page, struct group *group)
 {
-    bool same = !page->content_is_lost && !page->copy_is_lost
-                && memcmp(page->content, page->copy, sizeof page->copy) == 0;
+    set_unproven(check, page);
+    if (!group->told)
+        check_corruption(check, true,
+                         "the mirror at byte %llu is of an older moment than the metadata, which "
+                         "counts",
+                         (unsigned long long)mirror_offset(group->number, 0));
+    group->told = true;
+    return make_stale(check, page);
+}
+
+static int check_page(struct check *check, const struct page *page, struct group *group)
+{
     /* A page that was never stored to is zeros; but no word is no vote against what it holds. */
     bool never = page->word == 0 && !page->content_is_lost && is_empty(page->content);
     bool page_fits = never
                      || (!page->content_is_lost
-                         && page->word == word_of(check, page, page->content)),
+                         && page->word == mirror_word(check, page, page->content)),
          copy_fits = !page->copy_is_lost
                      && (never ? is_empty(page->copy)
-                               : page->word == word_of(check, page, page->copy));
+                               : page->word == mirror_word(check, page, page->copy));
 
     if (page_fits && copy_fits)
         return 0;
-    if (checksum_is(page->word, CHECKSUM_STALE) || unordered) {
+    if (checksum_is(page->word, CHECKSUM_STALE) || group->unordered) {
         set_unproven(check, page);
         return page->content_is_lost ? 0 : make_stale(check, page);
     }
@@ -223,45 +202,47 @@ static int check_page(struct check *check, const struct page *page, bool unorder
         if (never)
             set_unproven(check, page);
         check_corruption(check, true, "the mirror of the %s at byte %llu is damaged",
-                         mirror_page_name(page->number), (unsigned long long)offset_of(page));
+                         mirror_page_name(page->number),
+                         (unsigned long long)mirror_page_offset(page));
         return make_stale(check, page);
     }
+    if (group->mirror_is_older && !page->content_is_lost)
+        return keep_what_is_newer(check, page, group);
     if (copy_fits)
         return restore_page(check, page);
+    if (mirror_page_is_contradicted(check, page) && !group->looked_for) {
+        int ret = mirror_look_for_older_words(check, group);
+
+        if (ret)
+            return ret;
+    }
     /* With all words gone, a copy is of before a writer that was killed; an empty one is none. */
-    if (same
+    if ((mirror_page_is_same(page)
+         && (!mirror_page_is_contradicted(check, page) || group->words_are_older))
         || (!page->word && !page->content_is_lost
-            && (page->words_are_gone || is_empty(page->copy)))) {
+            && (group->words_are_gone || is_empty(page->copy)))) {
         check->checksums_damaged++;
         return make_stale(check, page);
     }
     return keep_as_it_is(check, page);
 }
 
-static int check_pages(struct check *check, uint64_t group, const uint64_t *words,
-                       bool unordered)
+static int check_pages(struct check *check, struct group *group)
 {
     struct page *page = malloc(sizeof *page);
-    bool gone = is_empty(words);
-    int ret = page ? 0 : error_set(check->error, -ENOMEM, "out of memory");
+    int ret = page ? mirror_look_for_older_mirror(check, group)
+                   : error_set(check->error, -ENOMEM, "out of memory");
 
     for (unsigned number = 0, there = 0, copied = 0; number < METADATA_PAGES && !ret; number++) {
-        there = there < number ? next_page(check, group * GROUP_SIZE, number) : there;
-        copied = copied < number ? next_page(check, mirror_offset(group, 0), number) : copied;
+        there = there < number ? next_page(check, group->number * GROUP_SIZE, number) : there;
+        copied =
+            copied < number ? next_page(check, mirror_offset(group->number, 0), number) : copied;
         if (!metadata_page_counts(number)
-            || (!words[number] && there > number && copied > number))
+            || (!group->words[number] && there > number && copied > number))
             continue;
-        *page = (struct page){
-            .group = group,
-            .number = number,
-            .word = words[number],
-            .words_are_gone = gone,
-        };
-        ret = read_page(check, offset_of(page), page->content, &page->content_is_lost);
+        ret = mirror_load_page(check, group, number, page);
         if (!ret)
-            ret = read_page(check, mirror_offset(group, number), page->copy, &page->copy_is_lost);
-        if (!ret)
-            ret = check_page(check, page, unordered);
+            ret = check_page(check, page, group);
     }
     free(page);
     return ret;
@@ -290,7 +271,7 @@ static int check_group(struct check *check, uint64_t group)
 {
     uint64_t words[METADATA_PAGES], at = mirror_offset(group, CHECKSUMS_PAGE);
     bool lost;
-    int ret = read_page(check, at, words, &lost);
+    int ret = mirror_read_page(check, at, words, &lost);
 
     check->checksums_damaged = lost;
     /* Nothing can be stored to it before it is written: 0 is no vote. */
@@ -301,9 +282,16 @@ static int check_group(struct check *check, uint64_t group)
                                check->file.path);
     if (!ret)
         ret = check_gap(check, group, words);
-    if (!ret)
-        ret = check_pages(check, group, words,
-                          checksums_are_unordered(words));
+    if (!ret) {
+        struct group of = {
+            .number = group,
+            .words = words,
+            .unordered = checksums_are_unordered(words),
+            .words_are_gone = is_empty(words),
+        };
+
+        ret = check_pages(check, &of);
+    }
     if (!ret && check->checksums_damaged)
         check_corruption(check, true,
                          "the checksums of metadata at byte %llu are damaged; the metadata and its "

@@ -552,19 +552,25 @@ static void test_mark_of_a_snapshot(void **state)
 static void test_page_and_its_mirror(void **state)
 {
     static const uint8_t zeros[PAGE];
-    uint64_t zero = 0;
+    uint8_t random[PAGE];
+    uint64_t zero = 0, seed = 11;
 
     (void)state;
+    fill_pattern(random, PAGE, &seed);
     rich = rich_make(true);
-    for (unsigned way = 0; way < 3; way++) {
+    for (unsigned way = 0; way < 5; way++) {
         unsigned page = (unsigned)(BITMAP_OFFSET / PAGE);
         uint64_t word = mirror_offset(0, CHECKSUMS_PAGE) + page * sizeof zero;
         struct pcow_check_result result;
 
         rich_put_back(rich);
         overwrite(BITMAP_OFFSET, zeros, PAGE);
+        if (way == 4)
+            overwrite(BITMAP_OFFSET, random, PAGE);
         if (way == 0)
             overwrite(mirror_offset(0, page), &word, sizeof word);
+        else if (way > 2)
+            overwrite(mirror_offset(0, page), way == 4 ? random : zeros, PAGE);
         else
             overwrite(word, way == 1 ? &zero : &word, sizeof zero);
         assert_false(anything_opens() && way != 1);

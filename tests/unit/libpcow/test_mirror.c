@@ -214,6 +214,28 @@ static void test_damage_of_each_page(void **state)
     unlink(IMAGE);
 }
 
+/* All of it is one slab of the file: it is no witness against what came later. */
+static void test_mirror_of_an_older_moment(void **state)
+{
+    struct pcow_check_result result;
+    pcow_image *image;
+
+    (void)state;
+    make_image();
+    for (unsigned page = METADATA_PAGES; page < PAGES; page++)
+        write_page(page, older[page]);
+    result = check_image(0, &findings);
+    if (!result.corruptions || result.losses || !strstr(findings.text, "of an older moment"))
+        fail_msg("%s", findings.text);
+    assert_int_not_equal(pcow_open(IMAGE, 0, NULL, &image, NULL), 0);
+    result = check_image(PCOW_CHECK_REPAIR, &findings);
+    if (result.corruptions != result.corruptions_fixed || result.lost_size)
+        fail_msg("%s", findings.text);
+    expect_clean("a mirror of an older moment");
+    expect_content();
+    unlink(IMAGE);
+}
+
 /* ---- the same damage of an image without a mirror: a table for the documentation ------------- */
 
 struct row {
@@ -543,7 +565,8 @@ static void test_image_without(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_damage_of_each_page), TEST(test_table),
+        TEST(test_damage_of_each_page),
+        TEST(test_mirror_of_an_older_moment), TEST(test_table),
         TEST(test_what_it_held_is_told),
         TEST(test_page_and_mirror),     TEST(test_killed_writer),
         TEST(test_beside_a_writer),     TEST(test_mark_of_another_process),
