@@ -118,6 +118,10 @@ class SyncsTest(durability.DiskTestCase):
         for value, name in enumerate('ab', 1):
             self.store(vm, value)
             self.assert_by_workers(vm, 'pcow-checkpoint-create', name=name)
+        self.store(vm, 3)
+        self.assert_by_workers(vm, 'pcow-checkpoint-delete', name='a')
+        (left,) = vm.qmp('query-pcow-checkpoints')
+        self.assertEqual('b', left['name'])
 
     def test_vm_snapshot(self) -> None:
         """The guest stands for what it has stored since the flush before, and for the disks."""

@@ -58,35 +58,6 @@ typedef struct Taking {
     uint64_t size;              /* so many bytes */
 } Taking;
 
-/* What polls, or looks at the disks, may not be done in a coroutine. */
-typedef bool MainLoopFn(Taking *taking, Error **errp);
-
-typedef struct Call {
-    MainLoopFn *fn;
-    Taking *taking;
-    Coroutine *waits;
-    bool ok;
-    Error *err;
-} Call;
-
-static void call_in_main_loop(void *opaque)
-{
-    Call *call = opaque;
-
-    call->ok = call->fn(call->taking, &call->err);
-    aio_co_wake(call->waits);
-}
-
-static bool coroutine_fn co_call(MainLoopFn *fn, Taking *taking, Error **errp)
-{
-    Call call = { .fn = fn, .taking = taking, .waits = qemu_coroutine_self() };
-
-    aio_bh_schedule_oneshot(qemu_get_aio_context(), call_in_main_loop, &call);
-    qemu_coroutine_yield();
-    error_propagate(errp, call.err);
-    return call.ok;
-}
-
 static bool add_part(HostMemPcow *pcow, void *opaque, Error **errp)
 {
     Taking *taking = opaque;
@@ -209,8 +180,9 @@ static bool has_same_images(Taking *taking, Error **errp)
     return true;
 }
 
-static bool are_disks_busy(Taking *taking, Error **errp)
+static bool are_disks_busy(void *opaque, Error **errp)
 {
+    Taking *taking = opaque;
     return checkpoint_disks_are_busy();
 }
 
@@ -219,13 +191,14 @@ static void coroutine_fn await_idle_disks(Taking *taking)
 {
     int64_t limit = get_clock() + (int64_t)taking->limit * SCALE_MS;
 
-    while (co_call(are_disks_busy, taking, NULL) && get_clock() < limit) {
+    while (checkpoint_co_call(are_disks_busy, taking, NULL) && get_clock() < limit) {
         qemu_co_sleep_ns(QEMU_CLOCK_REALTIME, SCALE_MS);
     }
 }
 
-static bool take(Taking *taking, Error **errp)
+static bool take(void *opaque, Error **errp)
 {
+    Taking *taking = opaque;
     RunState before = runstate_get(), asked;
     int64_t start = get_clock();
     bool ok, stops;
@@ -382,7 +355,7 @@ static PcowCheckpointCreated *coroutine_fn create(Taking *taking, Error **errp)
         return NULL;
     }
     await_idle_disks(taking);
-    if (!co_call(take, taking, errp) || !finish_all(taking, errp) ||
+    if (!checkpoint_co_call(take, taking, errp) || !finish_all(taking, errp) ||
         !commit(taking, errp)) {
         take_back(taking);
         return NULL;
@@ -396,8 +369,9 @@ static PcowCheckpointCreated *coroutine_fn create(Taking *taking, Error **errp)
 }
 
 /* What is asked and what is set here nobody comes between. */
-static bool begin(Taking *taking, Error **errp)
+static bool begin(void *opaque, Error **errp)
 {
+    Taking *taking = opaque;
     if (checkpoint_is_under_way()) {
         error_setg(errp, "another checkpoint of the VM is being taken: wait "
                    "until that has ended");
@@ -432,7 +406,7 @@ qmp_pcow_checkpoint_create(const char *name, bool has_max_wait,
     if (!taking.home) {
         return NULL;
     }
-    if (co_call(begin, &taking, errp)) {
+    if (checkpoint_co_call(begin, &taking, errp)) {
         taking.mark = checkpoint_mark_name(CHECKPOINT_TAKING, taking.home,
                                            taking.seconds, taking.nanoseconds);
         taking.parts = g_array_new(false, true, sizeof(Part));

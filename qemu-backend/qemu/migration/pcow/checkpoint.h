@@ -117,10 +117,25 @@ bool checkpoint_await_disks(uint32_t limit_ms, Error **errp);
 
 /* ---- migration/pcow/recovery.c ---- */
 
-/* Around the taking of one, whose marks recovery leaves alone. Main loop. */
+/*
+ * Around the taking or the deletion of one, whose marks recovery leaves alone.
+ * Main loop.
+ */
 void checkpoint_begin(void);
 void checkpoint_end(void);
 bool checkpoint_is_under_way(void);
+
+/* Calls @fn for the part of each writable image but the home, till it fails. */
+typedef bool CheckpointPartFn(HostMemPcow *pcow,
+                              const struct pcow_snapshot *part, void *opaque,
+                              Error **errp);
+bool checkpoint_foreach_part(HostMemPcow *home, const struct pcow_snapshot *of,
+                             CheckpointPartFn *fn, void *opaque, Error **errp);
+
+/* What polls, or looks at the disks, may not be done in a coroutine. */
+typedef bool CheckpointFn(void *opaque, Error **errp);
+bool coroutine_fn checkpoint_co_call(CheckpointFn *fn, void *opaque,
+                                     Error **errp);
 
 /* ---- migration/pcow/last.c ---- */
 

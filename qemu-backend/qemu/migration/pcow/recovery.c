@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Checkpoints that are there, their deletion, and what becomes of one that was
- * being taken, deleted or reverted to when QEMU was killed: see the table in
+ * Checkpoints that are there, and what becomes of one that was being taken,
+ * deleted or reverted to when QEMU was killed: see the table in
  * migration/pcow/checkpoint.h.
  */
 #include "qemu/osdep.h"
+#include "block/aio.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-pcow.h"
+#include "qemu/coroutine.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
+#include "qemu/main-loop.h"
 #include "migration/pcow/checkpoint.h"
 
-/* One is being taken: its marks are nobody else's. Main loop. */
+/* One is being taken or deleted: its marks are nobody else's. Main loop. */
 static bool under_way;
 
 void checkpoint_begin(void)
@@ -30,66 +33,73 @@ bool checkpoint_is_under_way(void)
     return under_way;
 }
 
+typedef struct Call {
+    CheckpointFn *fn;
+    void *opaque;
+    Coroutine *waits;
+    bool ok;
+    Error *err;
+} Call;
+
+static void call_in_main_loop(void *opaque)
+{
+    Call *call = opaque;
+
+    call->ok = call->fn(call->opaque, &call->err);
+    aio_co_wake(call->waits);
+}
+
+bool coroutine_fn checkpoint_co_call(CheckpointFn *fn, void *opaque,
+                                     Error **errp)
+{
+    Call call = { .fn = fn, .opaque = opaque, .waits = qemu_coroutine_self() };
+
+    aio_bh_schedule_oneshot(qemu_get_aio_context(), call_in_main_loop, &call);
+    qemu_coroutine_yield();
+    error_propagate(errp, call.err);
+    return call.ok;
+}
+
 /* ---- the parts of one ---------------------------------------------------- */
 
-typedef struct PartArgs {
+typedef struct Walk {
     HostMemPcow *home;
     const struct pcow_snapshot *of;
-    const char *name;           /* that the parts get */
-    uint64_t freed;
-    PcowCheckpointInfo *info;
-} PartArgs;
-
-/* Calls @fn for the part of each writable image but the home. */
-typedef bool PartFn(HostMemPcow *pcow, const struct pcow_snapshot *part,
-                    PartArgs *args, Error **errp);
-typedef struct Walk {
-    PartFn *fn;
-    PartArgs *args;
+    CheckpointPartFn *fn;
+    void *opaque;
 } Walk;
 
 static bool visit(HostMemPcow *pcow, void *opaque, Error **errp)
 {
-    Walk *walk = opaque;
+    const Walk *walk = opaque;
     struct pcow_snapshot part;
 
-    if (pcow->readonly || pcow == walk->args->home) {
+    if (pcow->readonly || pcow == walk->home) {
         return true;
     }
-    return checkpoint_find_part(pcow, walk->args->of, &part, errp) &&
-           (!part.id || walk->fn(pcow, &part, walk->args, errp));
+    return checkpoint_find_part(pcow, walk->of, &part, errp) &&
+           (!part.id || walk->fn(pcow, &part, walk->opaque, errp));
 }
 
-static bool foreach_part(PartFn *fn, PartArgs *args, Error **errp)
+bool checkpoint_foreach_part(HostMemPcow *home, const struct pcow_snapshot *of,
+                             CheckpointPartFn *fn, void *opaque, Error **errp)
 {
-    Walk walk = { fn, args };
+    Walk walk = { home, of, fn, opaque };
 
     return hostmem_pcow_foreach(visit, &walk, errp);
 }
 
-static bool check_delete(HostMemPcow *pcow, const struct pcow_snapshot *part,
-                         PartArgs *args, Error **errp)
-{
-    struct pcow_error error;
-    int ret = pcow_snapshot_check_delete(pcow->image, part->name, &error);
-
-    return hostmem_pcow_propagate(ret, &error, errp);
-}
-
 static bool delete_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
-                        PartArgs *args, Error **errp)
+                        void *opaque, Error **errp)
 {
     HostMemPcowDeletion deletion = { .name = part->name };
 
-    if (!hostmem_pcow_change_unlocked(pcow, hostmem_pcow_delete_snapshot,
-                                      &deletion, errp)) {
-        return false;
-    }
-    args->freed += deletion.freed;
-    return true;
+    return hostmem_pcow_change_unlocked(pcow, hostmem_pcow_delete_snapshot,
+                                        &deletion, errp);
 }
 
-static bool delete_all(PartArgs *args, Error **errp)
+static bool delete_all(HostMemPcow *home, const struct pcow_snapshot *of,
+                       Error **errp)
 {
     struct pcow_snapshot last;
 
@@ -97,81 +107,36 @@ static bool delete_all(PartArgs *args, Error **errp)
      * That of the home is what the others are found by: it goes last, by
      * whatever name it has by now
      */
-    if (!foreach_part(delete_part, args, errp) ||
-        !hostmem_pcow_find_snapshot(args->home->image, NULL, args->of->id,
-                                    &last, errp)) {
+    if (!checkpoint_foreach_part(home, of, delete_part, NULL, errp) ||
+        !hostmem_pcow_find_snapshot(home->image, NULL, of->id, &last, errp)) {
         return false;
     }
-    return !last.id || delete_part(args->home, &last, args, errp);
+    return !last.id || delete_part(home, &last, NULL, errp);
 }
 
 static bool rename_part(HostMemPcow *pcow, const struct pcow_snapshot *part,
-                        PartArgs *args, Error **errp)
+                        void *opaque, Error **errp)
 {
+    const char *name = opaque;
     struct pcow_error error;
-
     int ret = 0;
 
-    if (strcmp(part->name, args->name)) {
-        ret = pcow_snapshot_rename(pcow->image, part->name, args->name,
-                                   &error);
+    if (strcmp(part->name, name)) {
+        ret = pcow_snapshot_rename(pcow->image, part->name, name, &error);
     }
     return hostmem_pcow_propagate(ret, &error, errp);
-}
-
-/* ---- deletion ------------------------------------------------------------ */
-
-PcowCheckpointDeleted *qmp_pcow_checkpoint_delete(const char *name,
-                                                  Error **errp)
-{
-    HostMemPcow *home = checkpoint_home(errp);
-    HostMemPcowRenaming renaming = { .name = name };
-    g_autofree char *mark = NULL;
-    PcowCheckpointDeleted *result;
-    struct pcow_snapshot snapshot;
-    PartArgs args = { .home = home, .of = &snapshot };
-    Error *err = NULL;
-
-    hostmem_pcow_await_changes();
-    if (!home || !checkpoint_may_begin(errp)) {
-        return NULL;
-    }
-    checkpoint_recover(false);
-    if (!hostmem_pcow_check_not_loading(NULL, errp) ||
-        !checkpoint_find(home, name, &snapshot, errp) ||
-        !foreach_part(check_delete, &args, errp) ||
-        !check_delete(home, &snapshot, &args, errp)) {
-        return NULL;
-    }
-    /* From here on it is none. */
-    mark = checkpoint_mark_name(CHECKPOINT_DELETING, home,
-                                snapshot.date_seconds,
-                                snapshot.date_nanoseconds);
-    renaming.new_name = mark;
-    /* Without space for the mark it goes without, as this gives space */
-    if (!hostmem_pcow_change_unlocked(home, hostmem_pcow_rename_snapshot,
-                                      &renaming, &err) &&
-        renaming.ret != -ENOSPC) {
-        error_propagate(errp, err);
-        return NULL;
-    }
-    error_free(err);
-    if (!delete_all(&args, errp)) {
-        return NULL;
-    }
-    result = g_new0(PcowCheckpointDeleted, 1);
-    result->freed = args.freed;
-    return result;
 }
 
 /* ---- a list -------------------------------------------------------------- */
 
 static bool add_sizes(HostMemPcow *pcow, const struct pcow_snapshot *part,
-                      PartArgs *args, Error **errp)
+                      void *opaque, Error **errp)
 {
-    args->info->data_size += part->data_size;
-    args->info->shared_size += part->shared_size;
-    args->info->delete_frees += part->delete_frees;
+    PcowCheckpointInfo *info = opaque;
+
+    info->data_size += part->data_size;
+    info->shared_size += part->shared_size;
+    info->delete_frees += part->delete_frees;
     return true;
 }
 
@@ -229,7 +194,6 @@ static PcowCheckpointInfo *describe(HostMemPcow *home,
 {
     const struct pcow_snapshot *snapshot = &list[at], *parent;
     PcowCheckpointInfo *info = g_new0(PcowCheckpointInfo, 1);
-    PartArgs args = { .home = home, .of = snapshot, .info = info };
 
     parent = find_parent(home, list, count, snapshot->parent_id);
     info->name = g_strdup(name_of(home, snapshot));
@@ -238,8 +202,8 @@ static PcowCheckpointInfo *describe(HostMemPcow *home,
     info->date_nsec = snapshot->date_nanoseconds;
     info->current = is_current(home, list, count, snapshot);
     info->state_size = snapshot->state_size;
-    if (!add_sizes(home, snapshot, &args, errp) ||
-        !foreach_part(add_sizes, &args, errp)) {
+    if (!add_sizes(home, snapshot, info, errp) ||
+        !checkpoint_foreach_part(home, snapshot, add_sizes, info, errp)) {
         qapi_free_PcowCheckpointInfo(info);
         return NULL;
     }
@@ -288,33 +252,23 @@ PcowCheckpointInfoList *coroutine_fn qmp_query_pcow_checkpoints(Error **errp)
 static bool finish_taking(HostMemPcow *home,
                           const struct pcow_snapshot *snapshot, Error **errp)
 {
-    PartArgs args = { .home = home, .of = snapshot };
     g_autoptr(Checkpoint) checkpoint = NULL;
 
     if (!snapshot->state_size) {
-        return delete_all(&args, errp);
+        return delete_all(home, snapshot, errp);
     }
     checkpoint = checkpoint_read(home->image, snapshot, errp);
     if (!checkpoint) {
         return false;
     }
-    args.name = checkpoint->name;
-    return foreach_part(rename_part, &args, errp) &&
-           rename_part(home, snapshot, &args, errp);
-}
-
-static bool finish_deleting(HostMemPcow *home,
-                            const struct pcow_snapshot *snapshot, Error **errp)
-{
-    PartArgs args = { .home = home, .of = snapshot };
-
-    return delete_all(&args, errp);
+    return checkpoint_foreach_part(home, snapshot, rename_part,
+                                   checkpoint->name, errp) &&
+           rename_part(home, snapshot, checkpoint->name, errp);
 }
 
 static bool finish_reverting(HostMemPcow *home,
                              const struct pcow_snapshot *snapshot, Error **errp)
 {
-    PartArgs args = { .home = home };
     g_autoptr(Checkpoint) checkpoint = checkpoint_read(home->image, snapshot,
                                                          errp);
     ERRP_GUARD();
@@ -328,8 +282,7 @@ static bool finish_reverting(HostMemPcow *home,
                       snapshot->name, pcow_path(home->image));
         return false;
     }
-    args.name = checkpoint->name;
-    if (!rename_part(home, snapshot, &args, errp)) {
+    if (!rename_part(home, snapshot, checkpoint->name, errp)) {
         return false;
     }
     info_report("the VM was being reverted to checkpoint '%s' when QEMU ended: "
@@ -357,7 +310,7 @@ static bool finish(HostMemPcow *home, const struct pcow_snapshot *snapshot,
     case CHECKPOINT_TAKING:
         return finish_taking(home, snapshot, errp);
     case CHECKPOINT_DELETING:
-        return finish_deleting(home, snapshot, errp);
+        return delete_all(home, snapshot, errp);
     case CHECKPOINT_REVERTING:
         return finish_reverting(home, snapshot, errp);
     default:
