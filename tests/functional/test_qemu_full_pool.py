@@ -3,6 +3,7 @@
 the lock that everybody needs.
 """
 
+import contextlib
 import struct
 
 from tests.functional import images
@@ -135,3 +136,56 @@ class RomTest(backend.PoolTest):
             self.assertEqual(b'firmware', vm.read(self.PLACE, 8))
             vm.quit()
         backend.tool('pcow-img', 'check', image)
+
+
+class HolesTest(backend.PoolTest):
+    """Zeros that were written have no blocks. On tmpfs a load from them would take some."""
+
+    SLOT = 5
+    ZEROS = 256 << 10  # offset, and length
+
+    def test_loads_do_not_need_space(self) -> None:
+        backend.tool('pcow-io', '-c', f'write -q -P 7 0 {images.MIB}', self.image)
+        backend.tool('pcow-io', '-c', f'write -q -z {self.ZEROS} {self.ZEROS}', self.image)
+        disk = self.directory / 'disk'
+        disk.write_bytes(b'\xff' * self.ZEROS)
+        device = (
+            '-blockdev',
+            f'file,node-name=disk,filename={disk}',
+            '-device',
+            f'virtio-blk-pci,drive=disk,addr={self.SLOT}',
+        )
+        for policy in ('wait', 'fail'):
+            with (
+                self.subTest(policy),
+                qemu.Qemu(
+                    self.directory, *backend.backend(self.image, f',pcow-full={policy}'), *device
+                ) as vm,
+            ):
+                zeros = vm.address('nv0') + self.ZEROS
+                block = virtio.Block(vm, self.SLOT)
+                self.fill()
+                # the device first: what QEMU itself has loaded helps it
+                buffers = [(zeros + (64 << 10), 64 << 10), (zeros - 4096, 8192)]
+                self.assertEqual(0, block.transfer(virtio.BLOCK_OUT, 0, buffers))
+                self.assertEqual(
+                    bytes(64 << 10) + b'\7' * 4096 + bytes(4096), disk.read_bytes()[: (72 << 10)]
+                )
+                self.assertEqual(bytes(self.ZEROS), vm.read(zeros, self.ZEROS))
+                self.assertIsNone(vm.take_event('PCOW_ERROR'))
+                self.grow()
+                vm.write(zeros, b'more')
+                self.assertEqual(b'more', vm.read(zeros, 4))
+                vm.write(zeros, bytes(4))
+                vm.quit()
+            (self.pool / 'filler').unlink()
+            self.shrink()
+        backend.tool('pcow-img', 'check', self.image)
+
+    def fill(self) -> None:
+        with (
+            contextlib.suppress(OSError),
+            (self.pool / 'filler').open('wb', buffering=0) as file,
+        ):
+            while file.write(bytes(4096)):
+                pass

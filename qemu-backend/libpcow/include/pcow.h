@@ -576,6 +576,11 @@ bool pcow_map_can_store(const pcow_map *map, uint64_t offset);
  */
 void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length);
 /*
+ * Another one is a page without a block in a pool in memory that is full: a load would take one.
+ * True: there was such a page, it shows zeros now, and the call may be repeated.
+ */
+bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length);
+/*
  * Whether the page at offset may be loaded from (stored to) without EFAULT; class page-cache: now.
  * With engine minor: only where pcow_map_resolve() was called for its slab (2 MiB), as what nobody
  * asks for may become inaccessible again. A KVM vCPU that stores where it may not comes back with a

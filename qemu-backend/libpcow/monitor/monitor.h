@@ -235,6 +235,13 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
  */
 int resolve_store(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool alone);
 
+/*
+ * monitor/holes.c: a load has failed. 1: it may be tried again. 0: that was no hole of a pool in
+ * memory that is full. Async-signal-safe. show: the claim is held.
+ */
+int holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page);
+int holes_serve(struct pcow_map *map, uint64_t offset);
+
 /* monitor/gate.c. Signals are blocked between enter and leave. Async-signal-safe. */
 void gate_enter(struct pcow_map *map);
 void gate_leave(struct pcow_map *map);

@@ -11,9 +11,10 @@
 #define WAIT_INTERVAL_NS 10000000L     /* between two tries on a full pool */
 
 /* A load from memory where nothing is mapped. */
-static int resolve_load(struct pcow_map *map, uint64_t guest_slab)
+static int resolve_load(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
+    int ret;
 
     if (slab_is_unmapped(&slab->status)) {
         /*
@@ -24,11 +25,12 @@ static int resolve_load(struct pcow_map *map, uint64_t guest_slab)
                    ? layout_map_slab(map, guest_slab)
                    : bounce_slab(map, guest_slab);
     }
-    /*
-     * Else another thread was here first; unless a mapping has failed, and nothing is there for
-     * what is own.
-     */
-    return slab_is_stale(&slab->status) ? layout_map_slab(map, guest_slab) : 0;
+    /* A mapping has failed, and nothing is there for what is own. */
+    if (slab_is_stale(&slab->status))
+        return layout_map_slab(map, guest_slab);
+    /* Another thread was here first, or KVM cannot load what lies in the file. */
+    ret = holes_show(map, guest_slab, page);
+    return ret < 0 ? ret : 0;
 }
 
 /* Nothing is claimed: whoever wants the thread meanwhile may have it. */
@@ -50,7 +52,8 @@ static int resolve_once(struct pcow_map *map, uint64_t guest_slab, unsigned page
     index_update(map->image, guest_slab);
     ret = keeper ? keeper->serve(map, guest_slab, page, write) : KEEPER_GO_ON;
     if (ret == KEEPER_GO_ON)
-        ret = write ? resolve_store(map, guest_slab, page, alone) : resolve_load(map, guest_slab);
+        ret = write ? resolve_store(map, guest_slab, page, alone)
+                    : resolve_load(map, guest_slab, page);
     return ret || !write ? ret : layout_prepare_store(map, guest_slab, page);
 }
 

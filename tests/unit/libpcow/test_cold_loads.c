@@ -5,6 +5,7 @@
  */
 #include "support.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +143,127 @@ static void test_mapped_slabs(void **state)
             load_all(engine, 0, false, asked);
 }
 
+/* ---- pages that have no blocks --------------------------------------------------------------- */
+
+/* As a copy of the file that leaves zeros out, and as zeros that were written. */
+static void make_holes(void)
+{
+    static const char zeros[PCOW_SLAB_SIZE];
+    const struct pcow_create_options options = {.base = path_in_pool("base.pcow")};
+    char command[1400];
+    pcow_image *image;
+
+    pcow_close(must_create(options.base, SIZE, 4096, NULL));
+    image = must_open(options.base, PCOW_OPEN_WRITE);
+    MUST(pcow_write(image, 0, zeros, sizeof zeros, &error));
+    MUST(pcow_write(image, 4096, "x", 1, &error));
+    MUST(pcow_write(image, PCOW_SLAB_SIZE, "y", 1, &error));
+    pcow_close(image);
+    snprintf(command, sizeof command, "cp --sparse=always %s/base.pcow %s/copy && mv %s/copy "
+             "%s/base.pcow", pool_directory(), pool_directory(), pool_directory(),
+             pool_directory());
+    assert_int_equal(system(command), 0);
+    MUST(pcow_create(path_in_pool("top.pcow"), &options, &error));
+    image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
+    MUST(pcow_write_zeroes(image, PCOW_SLAB_SIZE, 64 * KIB, &error));
+    MUST(pcow_write(image, PCOW_SLAB_SIZE + 32 * KIB, "z", 1, &error));
+    pcow_close(image);
+}
+
+static void must_load_holes(const volatile unsigned char *memory)
+{
+    for (uint64_t at = 0; at < 2 * PCOW_SLAB_SIZE; at += PCOW_PAGE_SIZE) {
+        unsigned char byte = at == 4096                            ? 'x'
+                             : at == PCOW_SLAB_SIZE + 32 * KIB ? 'z'
+                                                                  : 0;
+
+        if (memory[at] != byte || memory[at + 4095] != 0)
+            fail_msg("%llu reads %u", (unsigned long long)at, memory[at]);
+    }
+}
+
+static void load_holes(enum pcow_engine engine, bool by_kernel)
+{
+    struct pcow_map_options options = {
+        .engine = engine,
+        .full_policy = PCOW_FULL_FAIL,
+        .serves_sigbus = serve_bus(),
+    };
+    struct pcow_map_stats stats;
+    unsigned char *memory;
+    pcow_image *image;
+    pcow_map *map;
+    int pipes[2];
+
+    make_holes();
+    image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
+    MUST(pcow_map_create(image, &options, &map, &error));
+    memory = pcow_map_address(map);
+    pool_fill();
+    if (by_kernel) {
+        assert_int_equal(pipe(pipes), 0);
+        for (uint64_t at = 0; at < 2 * PCOW_SLAB_SIZE; at += PCOW_PAGE_SIZE) {
+            unsigned char byte;
+
+            if (write(pipes[1], memory + at, 1) != 1) {
+                assert_int_equal(errno, EFAULT);
+                assert_true(pcow_map_show_holes(map, at, 1));
+                assert_int_equal(write(pipes[1], memory + at, 1), 1);
+            }
+            assert_int_equal(read(pipes[0], &byte, 1), 1);
+            assert_int_equal(byte, memory[at]);
+        }
+        close(pipes[0]);
+        close(pipes[1]);
+        assert_false(pcow_map_show_holes(map, 0, SIZE));
+    }
+    must_load_holes(memory);
+    pcow_map_get_stats(map, &stats);
+    assert_int_equal(stats.pool_full_waits, 0);
+    assert_int_equal(pcow_map_resolve(map, 8192, 1, true, NULL), -ENOSPC);
+    pool_resize("96m");
+    memory[8192] = 7;
+    memory[PCOW_SLAB_SIZE + 8192] = 8;
+    assert_int_equal(memory[8192] + memory[PCOW_SLAB_SIZE + 8192], 15);
+    memory[8192] = memory[PCOW_SLAB_SIZE + 8192] = 0;
+    must_load_holes(memory);
+    MUST(pcow_snapshot_create(image, "s", &error));
+    must_load_holes(memory);
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(path_in_pool("top.pcow"));
+    unlink(path_in_pool("top.pcow"));
+    unlink(path_in_pool("base.pcow"));
+    unlink(path_in_pool("filler"));
+    pool_resize("32m");
+}
+
+static void test_holes(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine)
+        for (unsigned by_kernel = 0; by_kernel < 2; by_kernel++)
+            load_holes(engine, by_kernel);
+}
+
+/* What was cut off is no hole: a load of it fails. */
+static void test_no_hole(void **state)
+{
+    pcow_image *image;
+    pcow_map *map;
+
+    (void)state;
+    assert_true(serve_bus());
+    make_holes();
+    image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    pool_fill();
+    assert_int_equal(truncate(path_in_pool("base.pcow"), 3 * PCOW_SLAB_SIZE), 0);
+    assert_false(pcow_map_show_holes(map, 0, SIZE));
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
 #define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_unmount)
 
 int main(void)
@@ -150,6 +272,8 @@ int main(void)
         POOL_TEST(test_cold_slabs),
         POOL_TEST(test_copy_on_read),
         POOL_TEST(test_mapped_slabs),
+        POOL_TEST(test_holes),
+        POOL_TEST(test_no_hole),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -159,11 +159,19 @@ static int settle_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
     return 1;
 }
 
+static int show_holes(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                      bool is_write)
+{
+    return pcow_map_show_holes(pcow->map, offset, length);
+}
+
 bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
                             int ended)
 {
-    return (qatomic_read(&watches_begun) & INT_MAX) != ended &&
-           foreach_part(qiov, offset, bytes, settle_part, false);
+    if ((qatomic_read(&watches_begun) & INT_MAX) != ended) {
+        return foreach_part(qiov, offset, bytes, settle_part, false);
+    }
+    return foreach_part(qiov, offset, bytes, show_holes, false);
 }
 
 /* The image for whose space this thread waits */

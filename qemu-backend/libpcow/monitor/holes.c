@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Valid pages without blocks, as zeros that were written have, or a copy of the file that leaves
+ * zeros out. On tmpfs a load from one takes a block, and a full pool has none: the kernel fails the
+ * load, with SIGBUS, EFAULT or in KVM. No load waits or fails for want of space, so one that did
+ * finds the kernel's page of zeros in the place of the hole, which takes neither. A store to it
+ * traps as it did before.
+ */
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "chain/index.h"
+#include "monitor/monitor.h"
+#include "persist/copy.h"
+#include "util/map_at.h"
+#include "util/signals.h"
+
+/* So many mappings it cuts out of those of the slab. */
+#define MORE_PIECES 2u
+
+/* Pages from this one on that are such a hole, and not mapped for stores. */
+static unsigned hole_at(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
+{
+    const struct page_set *writable = &map->slabs[guest_slab].writable;
+    struct place place =
+        chain_find(map->image, guest_slab, page, layout_pages(map, guest_slab) - page);
+    struct file *file;
+    struct stat status;
+    uint64_t data, end = place.offset + place.pages * PCOW_PAGE_SIZE;
+
+    if (!place.present || page_set_has(writable, page))
+        return 0;
+    file = &map->image->chain->file[place.level]->file;
+    /* What lies behind the end of a file that was cut short is lost, and no zeros. */
+    if (file->persist.persistence != PCOW_PERSISTENCE_VOLATILE || fstat(file->fd, &status))
+        return 0;
+    if (end > (uint64_t)status.st_size)
+        end = (uint64_t)status.st_size / PCOW_PAGE_SIZE * PCOW_PAGE_SIZE;
+    if (end <= place.offset)
+        return 0;
+    data = file_next_data(file, place.offset, end);
+    return page_set_run_end(writable, page,
+                            page + (unsigned)((data - place.offset) / PCOW_PAGE_SIZE))
+           - page;
+}
+
+int holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+{
+    struct slab_map *slab = &map->slabs[guest_slab];
+    unsigned count, pieces = slab->pieces + MORE_PIECES;
+    int ret;
+
+    /* It traps, or has become so since; or there is more by now than was asked for. */
+    if (slab_state(&slab->status) != SLAB_MAPPED || page_set_has(&slab->writable, page))
+        return 1;
+    count = hole_at(map, guest_slab, page);
+    if (!count)
+        return 0;
+    ret = map_at(map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+                 count * PCOW_PAGE_SIZE, PROT_READ,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (ret)
+        return ret;
+    layout_set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
+    return 1;
+}
+
+int holes_serve(struct pcow_map *map, uint64_t offset)
+{
+    uint64_t guest_slab = offset >> SLAB_BITS;
+    int ret;
+
+    gate_enter(map);
+    chain_claim(map->image->chain, guest_slab);
+    index_update(map->image, guest_slab);
+    ret = holes_show(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
+    chain_release(map->image->chain, guest_slab);
+    gate_leave(map);
+    return ret;
+}
+
+bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length)
+{
+    uint64_t end = length < map->size - offset ? offset + length : map->size;
+    bool shown = false;
+
+    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE) {
+        struct interrupts interrupts;
+
+        if (copy_touch(map->address + offset))
+            continue;
+        interrupts = interrupts_disable();
+        shown |= holes_serve(map, offset) > 0;
+        interrupts_restore(interrupts);
+    }
+    return shown;
+}
