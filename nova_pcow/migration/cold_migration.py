@@ -29,6 +29,7 @@ from nova_pcow.servers import storage
 from pcow_driver.common import durable
 from pcow_driver.common import exception
 from pcow_driver.common import units
+from pcow_driver.copies import verify
 from pcow_driver.images import image
 from pcow_driver.images import model
 from pcow_driver.pools import device
@@ -278,9 +279,12 @@ def send(uuid: str, directory: str, host: str | None, *, memory: int = 0) -> lis
     sent = []
     check_travels(uuid, memory=memory)  # its QEMU had the time until now
     for item in storage.devices(uuid):
-        info, damage = image.info(item.path), image.check_data(item.path).damage
+        info, inode, checked = image.info(item.path), os.stat(item.path).st_ino, scrubs.now()
+        found = image.check_data(item.path)
+        damage = found.damage
         if damage is not None:
             LOG.error('%s is damaged, and is sent as it is: %s', item.path, damage)
+            verify.keep(item.path, scrubs.of_check(inode, checked, found))
         base = travel_base.of(item.path, info)
         target = os.path.join(directory, os.path.basename(item.path))
         libvirt_utils.copy_image(item.path, target, host=host, compression=False)
@@ -344,7 +348,7 @@ def receive(
                     pool, name, thin=provisioned.whole_size(image.info(source).virtual_size)
                 )
             _copy(source, part)
-            _check_arrived(item, source, part, source_host)
+            damaged = _check_arrived(item, source, part, source_host)
             with pool.lock():
                 if base is not None:
                     image.rebase(part, pool.existing_path(base), unsafe=True)
@@ -352,17 +356,23 @@ def receive(
                     device.window(part)
                 _set_apart(pool, name, item.path, taken)
                 staging.finish(pool, name, part)
+        if damaged is not None:
+            verify.keep(pool.image_path(name), damaged)
         os.unlink(taken)
 
 
-def _check_arrived(item: Transferred, source: str, part: str, source_host: str) -> None:
+def _check_arrived(
+    item: Transferred, source: str, part: str, source_host: str
+) -> scrubs.Result | None:
     """The checksums of its data came along.
 
+    :return: damage from before it was sent; None: it is whole
     :raises ServerStorageError: it was damaged on its way
     """
-    damage = image.check_data(part).damage
+    inode, checked, found = os.stat(part).st_ino, scrubs.now(), image.check_data(part)
+    damage = found.damage
     if damage is None:
-        return
+        return None
     if not item.damaged:
         raise storage.ServerStorageError(
             reason=(
@@ -373,6 +383,7 @@ def _check_arrived(item: Transferred, source: str, part: str, source_host: str) 
         )
     # The server ran on it, and is not stopped for that.
     LOG.error('%s has arrived damaged, as it was on %s: %s', source, source_host, damage)
+    return scrubs.of_check(inode, checked, found)
 
 
 def _set_apart(pool: pool_module.Pool, name: str, path: str, taken: str) -> None:

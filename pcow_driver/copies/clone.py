@@ -148,7 +148,10 @@ def copy(
             pool.check_room(info_block.OFFSET + data_size)
             staging.reserve(pool, name, thin=provisioned.whole_size(info_block.OFFSET + data_size))
         if source.offset == info_block.OFFSET:
-            image.convert(path, image.FORMAT, part, snapshot=snapshot, accept_damage=accept_damage)
+            with verify.keeping(path):
+                image.convert(
+                    path, image.FORMAT, part, snapshot=snapshot, accept_damage=accept_damage
+                )
             device.grow(part, data_size)
         else:
             if not accept_damage:

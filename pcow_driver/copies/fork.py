@@ -135,6 +135,7 @@ def export(
     accept_damage: bool = False,
 ) -> None:
     """Copy an image into a new file: ``raw``, ``qcow2``, or ``pcow``, which becomes a template.
+    Damage that keeps it from being copied is known from then on, as if a scrub had found it.
 
     :param snapshot: what to copy; also while somebody writes to the image.  None: its present state
     :param accept_damage: also if it is known to be damaged, as it is
@@ -145,15 +146,16 @@ def export(
     found = _pool_of(target) if target_format == image.FORMAT else None
     if found is not None:
         found.check_room(0)
-    image.convert(
-        path,
-        image.FORMAT,
-        target,
-        target_format,
-        snapshot=snapshot,
-        sealed=target_format == image.FORMAT,
-        accept_damage=accept_damage,
-    )
+    with verify.keeping(path):
+        image.convert(
+            path,
+            image.FORMAT,
+            target,
+            target_format,
+            snapshot=snapshot,
+            sealed=target_format == image.FORMAT,
+            accept_damage=accept_damage,
+        )
 
 
 def export_domain(

@@ -94,7 +94,8 @@ def template_below(path: str) -> str | None:
 
 
 def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
-    """Write an image that nobody writes to.
+    """Write an image that nobody writes to. Damage that is found is known from then on, as if a
+    scrub had found it, whether it is accepted or not.
 
     :param path: of an image or a template
     :param accept_damage: as it is, and the receiver takes it so, too
@@ -115,11 +116,14 @@ def send(path: str, stream: IO[bytes], *, accept_damage: bool = False) -> None:
             info = image.info(path)
         with _opened(path, info.uuid) as file:
             size = os.fstat(file.fileno()).st_size
-            damage = image.check_data(path).damage  # the receiver would refuse all that has come
-            if damage is not None:
+            checked = scrubs.now()
+            found = image.check_data(path)  # the receiver would refuse all that has come
+            if found.damage is not None:
                 is_damaged = True
+                inode = os.fstat(file.fileno()).st_ino
+                verify.keep(path, scrubs.of_check(inode, checked, found))
                 if not accept_damage:
-                    _refuse(path, verify.Damaged(path, damage))
+                    _refuse(path, verify.Damaged(path, found.damage))
             output = _Summed(stream)
             extents = list(_extents(file.fileno(), size))
             output.write(

@@ -6,6 +6,7 @@ would pass as health there.
 from __future__ import annotations
 
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import math
 import os
@@ -27,6 +28,8 @@ from pcow_driver.pools import scrubs
 from pcow_driver.virt import notices
 
 LOG = logging.getLogger(__name__)
+
+_OPTION = '--accept-damage'  # with it pcow-img copies what it refuses as damaged
 
 # Device, inode and UUID of the top of a chain: another file may have the inode of one that is gone.
 _Key = tuple[int, int, str | None]
@@ -58,15 +61,45 @@ def _compare(path: str, info: model.ImageInfo) -> scrubs.Result:
 
 def damaged_in_chain(path: str) -> Damaged | None:
     """The first file of a chain that is damaged. A guest may write to one that is not sealed: of
-    that only what cannot be his work counts.
+    that only what cannot be his work counts. What is found is kept, and domains that run on it are
+    told.
 
     :raises ImageNotFound:
     """
     for at, info in _chain(path):
         result = _compare(at, info)
         if result.is_damaged:
+            keep(at, result)
             return Damaged(at, result.findings[0])
     return None
+
+
+def keep(path: str, result: scrubs.Result) -> None:
+    """What was found damaged, as a scrub keeps it, if it is an image of a pool; domains that run on
+    it are told. Who has found it goes on, or says so, whether that succeeds or not.
+    """
+    try:
+        pool, name = _pool_of(path)
+        if pool is not None:
+            notices.keep(pool, name, result)
+    except (exception.PcowError, OSError) as e:
+        LOG.warning('That %s is damaged is not kept: %s', path, e)
+
+
+@contextlib.contextmanager
+def keeping(path: str) -> Iterator[None]:
+    """While pcow-img copies what an image, or a snapshot of it, holds. It may refuse damage, of
+    this file or of one below; which one it is, and all that is damaged there, is looked for then.
+    """
+    try:
+        yield
+    except exception.ToolFailed as e:
+        if _OPTION in str(e):
+            try:
+                damaged_in_chain(path)
+            except (exception.PcowError, OSError) as other:
+                LOG.warning('What is damaged of %s is not kept: %s', path, other)
+        raise
 
 
 def check_chain(path: str) -> None:
@@ -80,7 +113,7 @@ def check_chain(path: str) -> None:
         result = _compare(at, info)
         if not result.is_damaged:
             continue
-        pool, name = _pool_of(at), os.path.basename(at).removesuffix(names.IMAGE_SUFFIX)
+        pool, name = _pool_of(at)
         if pool is None:
             raise exception.DataDamaged(
                 path=at, finding=result.findings[0], otherwise='copy it by hand (pcow-img convert)'
@@ -89,7 +122,7 @@ def check_chain(path: str) -> None:
         if known is not None and known.accepted and known.same_damage(result):
             LOG.warning('%s is copied although it is damaged, as that is accepted', at)
             continue
-        notices.keep(pool, name, result)
+        keep(at, result)
         raise exception.DataDamaged(
             path=at,
             finding=result.findings[0],
@@ -107,7 +140,7 @@ def check_chain_for_command(path: str) -> None:
     damaged = damaged_in_chain(path)
     if damaged is not None:
         raise exception.DataDamaged(
-            path=damaged.path, finding=damaged.finding, otherwise='give --accept-damage'
+            path=damaged.path, finding=damaged.finding, otherwise=f'give {_OPTION}'
         )
 
 
@@ -179,10 +212,14 @@ def _compare_now(
     return not result.problem
 
 
-def _pool_of(path: str) -> pool_module.Pool | None:
-    """None also where nobody can tell: that keeps no damage from being refused."""
+def _pool_of(path: str) -> tuple[pool_module.Pool | None, str]:
+    """The pool of an image, and its name there: the list of images has no symbolic links. None also
+    where nobody can tell: that keeps no damage from being refused.
+    """
+    directory, file = os.path.split(os.path.realpath(path))
+    name = file.removesuffix(names.IMAGE_SUFFIX)
     try:
-        return registry.PoolRegistry().find(os.path.dirname(os.path.abspath(path)))
+        return registry.PoolRegistry().find(directory), name
     except exception.PcowError as e:
         LOG.info('The pool of %s cannot be told: %s', path, e)
-        return None
+        return None, name

@@ -13,7 +13,7 @@ from tests.functional.images import KIB
 from tests.functional.images import MIB
 from tests.functional.images import SLAB
 
-_OWNERS, _BITMAPS = 64 * KIB, MIB
+_OWNERS, _RECORDS, _BITMAPS = 64 * KIB, 192 * KIB, MIB
 
 
 class RescueTest(images.ImageTestCase):
@@ -210,6 +210,19 @@ class RescueTest(images.ImageTestCase):
         self.assertIn(b'"lost-size": null}', self.path('top.pcow.rescue').read_bytes())
         self.assertEqual(3, self.img('rescue', 'top.pcow.rescue').count('unknown'))
         self.img('check', self.top)
+
+    def test_layer_records_and_their_mirror(self):
+        """Whatever they said, no byte of it can be counted: that is not 0."""
+        path = self.create('mirrored.pcow', '16M')
+        self.io(path, 'write -P 1 0 64k')
+        self.img('snapshot', '-c', 's1', path)
+        for copy in (0, 2 * MIB):
+            images.patch(path, _RECORDS + copy, bytes(4096))
+        found = self.img_json('check', path, code=2)
+        self.assertEqual((None, 'unknown'), (found['lost-size'], found['lost-size-is']))
+        text = self.img('check', path, code=2)
+        self.assertIn('Loss: what a part of the metadata that is gone said', text)
+        self.assertIn('would lose guest data and VM state, and nothing tells how much.', text)
 
     def test_no_copy_of_what_may_be_lost(self):
         """It opens, and would give the base's bytes."""

@@ -2,12 +2,14 @@
 """pcowctl image fork and image export, on files that somebody writes to; no virtual machine."""
 
 from pathlib import Path
+import shutil
 import subprocess
 from typing import Any
 
 from tests.functional import test_pcowctl
 from tests.functional.test_pcowctl import BIN
 from tests.functional.test_pcowctl import MIB
+from tests.unit.pcow_driver import base
 
 
 class CopiesTest(test_pcowctl.TestCase):
@@ -153,6 +155,29 @@ class ServeTest(test_pcowctl.TestCase):
         self.assertFalse((self.directory / 'export').exists())
         self.ctl(*words, '--accept-damage')
         self.ctl('image', 'unserve', self.directory / 'export')
+
+    def test_damage_that_a_copy_finds(self) -> None:
+        """It is known from then on, as if a scrub had found it, also if it lies below."""
+        template = self.make_template()
+        self.ctl('image', 'create', 'p/web1', '--template', 't')
+        base.flip(str(template))
+        out = self.directory / 'out'
+        ways = (
+            ('image', 'export', 'p/web1', out, '--format', 'raw'),
+            ('image', 'send', 'p/web1'),
+            ('image', 'send', 'p/t'),
+            ('image', 'serve', 'p/web1', out),
+        )
+        for words in ways:
+            with self.subTest(words=words):
+                shutil.rmtree(self.directory / 'state/scrubs', ignore_errors=True)
+                self.ctl('pool', 'check', 'p')
+                self.assertIn('t.pcow is damaged', self.fails(*words))
+                self.assertFalse(out.exists())
+                self.assertEqual('t', self.show('pool', 'show', 'p')['damaged'])
+                self.assertEqual(2, self.status(*self.command('pool', 'check', 'p')))
+                refused = self.fails('image', 'create', 'p/web4', '--template', 't')
+                self.assertIn('t.pcow is damaged, so nothing new may stand on it', refused)
 
     def _serve_plain(self) -> str:
         self.ctl('image', 'create', 'p/plain', '--size', '8M')

@@ -95,7 +95,7 @@ static void print_loss(const struct pcow_loss *loss)
             printf("Loss: what a file slab at offset %" PRIu64 " holds, and nothing names",
                    loss->file_offset);
         } else {
-            printf("Loss: what the part of the slab table that is gone named");
+            printf("Loss: what a part of the metadata that is gone said");
         }
         break;
     }

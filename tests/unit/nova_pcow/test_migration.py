@@ -31,6 +31,7 @@ from pcow_driver.images import image
 from pcow_driver.pools import device
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
+from pcow_driver.pools import scrubs
 from pcow_driver.pools import staging
 from pcow_driver.pools import watermark
 from pcow_driver.templates import template_cache
@@ -657,7 +658,7 @@ class MigrationTest(base.TestCase):
         self.check_contents()
 
     def test_data_that_were_damaged_before(self) -> None:
-        """The server goes on, as it did."""
+        """The server goes on, as it did. It is known on both hosts, as if scrubs had found it."""
         self._with_checksums()
         self._damage(self.path('root'))
         with self.assertLogs('nova_pcow.migration.cold_migration', 'ERROR') as log:
@@ -665,6 +666,11 @@ class MigrationTest(base.TestCase):
         self.assertIn('is sent as it is', log.output[0])
         self.assertIn('has arrived damaged', log.output[1])
         self.assertTrue(holds(self.path('data0'), 0, 64 * units.KIB, 0x22))
+        name = Path(self.path('root')).stem
+        for pool in self.pools.values():
+            self.assertEqual([name], scrubs.read(pool.uuid).damaged())
+        there = self.pools['there']
+        self.assertRaises(exception.ImageDamaged, there.create_image, 'new', base=name)
 
     def test_copy_that_arrives_damaged(self) -> None:
         sent = cold_migration.send(_UUID, str(self.instance), None)

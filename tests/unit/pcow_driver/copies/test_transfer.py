@@ -119,6 +119,9 @@ class SealedTest(base.TestCase):
         error = self.assertRaises(exception.TransferFailed, transfer.send, path, stream)
         self.assertIn(f'{path} is damaged: ', str(error))
         self.assertEqual(b'', stream.getvalue())
+        self.assertEqual(['t'], scrubs.read(self.here.uuid).damaged())
+        self.assertRaises(exception.ImageDamaged, self.here.create_image, 'new', base='t')
+        scrubs.forget(self.here.uuid)
         # and again where it arrives
         sound = mock.patch.object(model.CheckResult, 'damage', None)
         with sound:
@@ -136,6 +139,8 @@ class SealedTest(base.TestCase):
             exception.TransferFailed, transfer.send, self.here.existing_path('top'), io.BytesIO()
         )
         self.assertIn(f'{path} is damaged: ', str(error))
+        self.assertEqual(['t'], scrubs.read(self.here.uuid).damaged())
+        scrubs.forget(self.here.uuid)
         for name in ('top', 't'):
             stream = io.BytesIO()
             transfer.send(self.here.existing_path(name), stream, accept_damage=True)

@@ -81,6 +81,68 @@ class VerifyTest(base.TestCase):
         self.flip('below')
         error = self.assertRaises(exception.DataDamaged, verify.check_chain_for_command, self.top)
         self.assertIn('or give --accept-damage', str(error))
+        self.assertEqual(['below'], scrubs.read(self.pool.uuid).damaged())
+
+    def export(self) -> None:
+        fork.export(self.top, str(self.directory / 'out'), 'raw')
+
+    def test_export(self) -> None:
+        """pcow-img refuses; where the damage lies is known from then on, and accepted damage stays
+        accepted.
+        """
+        self.flip('below')
+        with mock.patch.object(notices, 'tell') as tell:
+            error = self.assertRaises(exception.ToolFailed, self.export)
+        tell.assert_called_once_with(self.pool)
+        self.assertIn('below.pcow is damaged', str(error))
+        self.assertEqual(['below'], scrubs.read(self.pool.uuid).damaged())
+        self.assertRaises(exception.ImageDamaged, self.pool.create_image, 'c', base='top')
+        scrub.accept(self.pool, 'below')
+        self.assertRaises(exception.ToolFailed, self.export)
+        self.assertEqual([], scrubs.read(self.pool.uuid).damaged())
+
+    def test_export_that_fails_otherwise(self) -> None:
+        """Nothing is read once more for that."""
+        self.flip('below')
+        with (
+            mock.patch.object(scrubs, 'compare') as compare,
+            base.opened(self.top, self.programs / 'pcow-io'),
+        ):
+            self.assertRaises(exception.ToolFailed, self.export)
+        compare.assert_not_called()
+
+    def test_export_by_a_link(self) -> None:
+        """The list has no symbolic links."""
+        (self.directory / 'link.pcow').symlink_to(self.pool.existing_path('below'))
+        self.flip('below')
+        with self.assertRaises(exception.ToolFailed):
+            fork.export(str(self.directory / 'link.pcow'), str(self.directory / 'out'), 'raw')
+        self.assertEqual(['below'], scrubs.read(self.pool.uuid).damaged())
+
+    def test_nothing_hides_the_damage(self) -> None:
+        """It cannot be kept, nor told, nor looked at once more."""
+        self.flip('below')
+        for failing, error in (
+            ((notices, 'keep'), exception.PcowError(reason='no')),
+            ((notices, 'keep'), OSError('no')),
+            ((scrubs, 'compare'), exception.PcowError(reason='no')),
+        ):
+            with (
+                mock.patch.object(*failing, side_effect=error),
+                self.assertLogs('pcow_driver.copies.verify', 'WARNING'),
+            ):
+                refused = self.assertRaises(exception.ToolFailed, self.export)
+            self.assertIn('below.pcow is damaged', str(refused))
+
+    def test_copy(self) -> None:
+        """As a volume goes to another pool of its host."""
+        device.create(self.pool, 'device', 4 * MIB)
+        path = self.pool.existing_path('device')
+        self.io(path, 'write -P 9 3M 64k')
+        image.seal(path, checksums=True)
+        self.flip('device', DATA + 3 * MIB)
+        self.assertRaises(exception.ToolFailed, clone.copy, path, self.pool, 'copy', 4 * MIB)
+        self.assertEqual(['device'], scrubs.read(self.pool.uuid).damaged())
 
     def test_snapshot_beside_a_writer(self) -> None:
         image.snapshot_create(self.top, 's')
