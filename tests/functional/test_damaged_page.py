@@ -103,7 +103,7 @@ class DamagedPageTest(test_pcowctl.TestCase):
         template = self.pool / 'debian12.pcow'
         with protection.lifted(str(template)), template.open('r+b') as file:
             file.seek(HEADS)
-            at = file.read(2 * SLAB).index(0x22)
+            at = file.read(2 * SLAB).index(b'\x22' * 64)  # not of a UUID
             file.seek(HEADS + at)
             file.write(b'\x23')
         scrub = lines[-1]
