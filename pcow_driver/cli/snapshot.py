@@ -19,6 +19,8 @@ from pcow_driver.pools import room
 from pcow_driver.virt import domain
 from pcow_driver.virt import libvirt_host
 
+DAMAGED = 2
+
 
 class _Target:
     """What the arguments name; after resolve() either path or domain_name is set."""
@@ -144,10 +146,11 @@ class Delete(_SnapshotCommand):
 
 
 class Checksum(_SnapshotCommand):
-    """Make checksums of the data of a snapshot, for 'pool scrub'; a guest may go on meanwhile.
+    """Make checksums of the data of a snapshot, for 'pool scrub'; a guest may go on meanwhile: exit
+    code 2 if some of it is damaged, and got none.
 
-    It waits for all others: idle class of I/O, lowest priority. What has a checksum keeps it. A
-    guest's RAM and devices in the snapshot get none while the image is in use.
+    It waits for all others: idle class of I/O, lowest priority. What has a checksum keeps it, and
+    is compared. A guest's RAM and devices in the snapshot get none while the image is in use.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -158,15 +161,27 @@ class Checksum(_SnapshotCommand):
             default=0,
             help='Read no more a second (200M); default: as fast as it goes.',
         )
+        parser.add_argument(
+            '--accept-damage',
+            action='store_true',
+            help='Make them also of what is known to be damaged: it counts as whole then.',
+        )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> None:
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
         path, (name,) = self._target.resolve(parsed_args)
         if path is None:
             with _domain(parsed_args) as found:
                 path = found.select(parsed_args.device).path
         scrub.be_polite()
-        image.checksum(path, name, rate=parsed_args.rate)
+        try:
+            image.checksum(
+                path, name, rate=parsed_args.rate, accept_damage=parsed_args.accept_damage
+            )
+        except exception.ChecksumsRefused as e:
+            self.app.stderr.write(f'pcowctl: {e}\n')
+            return DAMAGED
+        return 0
 
 
 class Rename(_SnapshotCommand):

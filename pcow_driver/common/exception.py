@@ -53,6 +53,10 @@ class ToolFailed(PcowError):
     msg_fmt = '%(message)s'
 
 
+class ChecksumsRefused(ToolFailed):
+    """Data is known to be damaged, and new checksums would call it whole."""
+
+
 class ToolLimited(PcowError):
     is_of_host = False
     msg_fmt = '%(tool)s has met its limit of %(limit)s, which no sound image comes near'

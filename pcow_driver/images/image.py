@@ -6,6 +6,7 @@ formats are always given, never guessed. Every function raises ToolFailed with w
 ToolNotFound if it is not there, and ToolOutputInvalid if it speaks another dialect.
 """
 
+from collections.abc import Iterator
 import contextlib
 import os
 from typing import Any
@@ -36,6 +37,20 @@ def _array(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
         raise exception.ToolOutputInvalid(tool='pcow-img', reason=f'{what} is not an array')
     return value
+
+
+@contextlib.contextmanager
+def _refused_for_damage() -> Iterator[None]:
+    """Exit code 2 of what makes checksums.
+
+    :raises ChecksumsRefused:
+    """
+    try:
+        yield
+    except exception.ToolFailed as e:
+        if e.details['exit_code'] != 2:
+            raise
+        raise exception.ChecksumsRefused(**e.details) from e
 
 
 def _existing(path: str) -> str:
@@ -242,21 +257,25 @@ def check_data(path: str, *, rate: int = 0, force_share: bool = False) -> model.
     )
 
 
-def checksum(path: str, snapshot: str, *, rate: int = 0) -> None:
-    """Make checksums of the data of a snapshot, and of those below it, that have none. A VM may use
-    the image meanwhile.
+def checksum(path: str, snapshot: str, *, rate: int = 0, accept_damage: bool = False) -> None:
+    """Make checksums of the data of a snapshot, and of those below it, that have none; those that
+    have one are compared. A VM may use the image meanwhile.
 
     :param rate: bytes of data a second at most; 0: as fast as it goes
+    :param accept_damage: make them also of what is known to be damaged, which counts as whole then
     :raises ImageNotFound:
     :raises InvalidName:
+    :raises ChecksumsRefused: some of it is damaged and got none; the rest has them
     """
-    _run(
-        'checksum',
-        '-q',
-        *([f'--rate={rate}'] if rate else []),
-        _existing(path),
-        names.check_snapshot_name(snapshot),
-    )
+    with _refused_for_damage():
+        _run(
+            'checksum',
+            '-q',
+            *([f'--rate={rate}'] if rate else []),
+            *(['--accept-damage'] if accept_damage else []),
+            _existing(path),
+            names.check_snapshot_name(snapshot),
+        )
 
 
 def map_extents(path: str, *, force_share: bool = False) -> list[model.Extent]:
@@ -453,8 +472,10 @@ def seal(path: str, *, checksums: bool = False) -> None:
 
     :param checksums: make some of its data before, see :func:`check_data`
     :raises ImageNotFound:
+    :raises ChecksumsRefused: some of its data is damaged; it is not sealed
     """
-    _run('seal', *(['--checksums'] if checksums else []), _existing(path))
+    with _refused_for_damage():
+        _run('seal', *(['--checksums'] if checksums else []), _existing(path))
 
 
 def unseal(path: str) -> None:

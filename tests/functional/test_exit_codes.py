@@ -113,8 +113,24 @@ class ExitCodesTest(test_pcowctl.TestCase):
         self.run_program(test_pcowctl.BIN / 'pcow-img', 'seal', '--checksums', path, exit_code=0)
         images.patch(path, 6 << 20, b'x')
         self.ends('pcowctl', 'pool scrub', 2, 'pool', 'scrub', 'p')
+        self.ends('pcow-img', 'all', 0, 'unseal', path)
+        self.ends('pcow-img', 'seal', 2, 'seal', '--checksums', path)
+        self.ends('pcow-img', 'seal', 0, 'seal', '--checksums', '--accept-damage', path)
+        self.ends('pcow-img', 'all', 0, 'unseal', path)
+        self.checksums('p/template', path)
         path.unlink()
         unreadable.unlink()
+
+    def checksums(self, name: str, path: Path) -> None:
+        """Of a snapshot, damaged between."""
+        made = ('snapshot', 'checksum', name, 's')
+        self.ends('pcow-img', 'all', 0, 'snapshot', '-c', 's', path)
+        self.ends('pcowctl', 'snapshot checksum', 0, *made)
+        images.patch(path, 6 << 20, b'y')
+        self.ends('pcowctl', 'snapshot checksum', 2, *made)
+        self.ends('pcow-img', 'checksum', 2, 'checksum', path)
+        self.ends('pcowctl', 'snapshot checksum', 0, *made, '--accept-damage')
+        self.ends('pcow-img', 'checksum', 0, 'checksum', path)
 
     def tools(self) -> None:
         other = self.directory / 'other.pcow'

@@ -166,6 +166,61 @@ class ChecksumTest(images.ImageTestCase):
         self.damage()
         self.assertIn("of snapshot 's1'", self.img('check', '--data', 'a.pcow', code=2))
 
+    def drop_checksum(self):
+        """That of the first slab with data."""
+        images.patch(self.path('a.pcow'), 4 * MIB + DATA // (2 * MIB) * 64, bytes(64))
+
+    def check_not_blessed(self, words, whose, *command):
+        """Nothing is made of it, and it stays found, until somebody accepts it."""
+        name = self.path('a.pcow')
+        result = self.run_program('pcow-img', *command, 'a.pcow', code=2)
+        line = f'the 2 MiB from guest byte 0 of {whose} (file slab 3): {words}'
+        self.assertIn(f'ERROR: {line}\n', result.stdout)
+        self.assertNotIn('made.', result.stdout)
+        self.assertRegex(
+            result.stderr, r'^pcow-img: .* is damaged: the 2 MiB .* --accept-damage\n$'
+        )
+        self.assertIn(line, self.img('check', '--data', name, code=2))
+
+    def test_damage_of_a_snapshot_is_not_blessed(self):
+        for words in ('it is not what its checksum was made of', 'its checksum is gone'):
+            self.img('create', '-q', '-f', 'pcow', 'b.pcow', '64M')
+            self.run_program('pcow-io', '-c', 'write -P 5 0 12M', self.path('b.pcow'))
+            self.path('b.pcow').replace(self.path('a.pcow'))
+            self.img('snapshot', '-c', 's1', 'a.pcow')
+            self.img('snapshot', '-c', 's2', 'a.pcow')
+            self.img('checksum', '-q', 'a.pcow')
+            self.damage()
+            if 'gone' in words:
+                self.drop_checksum()
+            for command in (('checksum',), ('checksum', '--rate', '1G')):
+                self.check_not_blessed(words, "snapshot 's1'", *command)
+            with self.subTest('beside a writer'):
+                user = self.start('pcow-io', self.path('a.pcow'))
+                user.stdin.write('read 0 4k\n')
+                user.stdin.flush()
+                user.stdout.readline()
+                result = self.run_program('pcow-img', 'checksum', 'a.pcow', code=2)
+                user.communicate('quit\n')
+                self.assertEqual(1, result.stdout.count('ERROR: '))
+            text = self.img('checksum', '--accept-damage', 'a.pcow')
+            self.assertIn(
+                f"Accepted: the 2 MiB from guest byte 0 of snapshot 's1' (file slab 3): {words}\n",
+                text,
+            )
+            self.img('check', '-q', '--data', 'a.pcow')
+
+    def test_damage_of_a_template_is_not_blessed(self):
+        self.img('seal', '-q', '--checksums', 'a.pcow')
+        self.damage()
+        self.drop_checksum()
+        self.img('check', '-q', '--data', 'a.pcow', code=2)
+        self.img('unseal', '-q', 'a.pcow')
+        self.check_not_blessed('its checksum is gone', 'the active layer', 'seal', '--checksums')
+        self.assertFalse(self.img_json('info', 'a.pcow')['format-specific']['data']['sealed'])
+        self.img('seal', '-q', '--checksums', '--accept-damage', 'a.pcow')
+        self.img('check', '-q', '--data', 'a.pcow')
+
     def test_older_image(self):
         self.img('create', '-q', '-f', 'pcow', '-o', 'mirror=off', 'old.pcow', '64M')
         self.run_program('pcow-io', '-c', 'write -P 5 0 4M', self.path('old.pcow'))

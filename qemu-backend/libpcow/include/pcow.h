@@ -71,6 +71,14 @@ typedef struct pcow_map pcow_map;
  */
 typedef int (*pcow_progress_fn)(void *opaque, uint64_t done, uint64_t total);
 
+/* What whoever looks for damage tells of it. */
+enum pcow_finding_kind {
+    PCOW_FINDING_CORRUPTION,                   /* damage: data may be wrong or lost */
+    PCOW_FINDING_LEAK,                         /* space that nothing refers to; harmless */
+    PCOW_FINDING_NOTE,                         /* what repair did */
+};
+typedef void (*pcow_finding_fn)(void *opaque, enum pcow_finding_kind kind, const char *message);
+
 const char *pcow_version(void);
 
 /* ---- what survives which failure ------------------------------------------------------------- */
@@ -323,14 +331,24 @@ int pcow_unseal(const char *path, struct pcow_error *error);
  * What the metadata says counts as right from then on: check it before.
  */
 int pcow_add_mirror(const char *path, struct pcow_error *error);
+enum pcow_checksum_flags {
+    /* of the active layer as well, for pcow_seal(): whoever stores to what has one drops it */
+    PCOW_CHECKSUM_ACTIVE = 1,
+    /* also of what is known to be damaged, as it is: it counts as whole from then on */
+    PCOW_CHECKSUM_ACCEPT_DAMAGE = 2,
+    /* beside a writer: compare what the snapshot itself holds, not those below; for all in turn */
+    PCOW_CHECKSUM_COMPARE_OWN = 4,
+};
 /*
  * Make checksums of data that is final: that of a snapshot and those below it in this file, or of
- * all (NULL). with_active: of the active layer as well, for pcow_seal(): whoever stores to what has
- * one drops it. The image must be open for writing, and have no map. What has one keeps it, so this
- * can be cancelled and called again. For progress, bytes of slabs. -ENOTSUP: the file has no place
- * for them.
+ * all (NULL). The image must be open for writing, and have no map. What has one keeps it, so this
+ * can be cancelled and called again; it is compared, after the others are made. For progress, bytes
+ * of slabs. -ENOTSUP: the file has no place for them.
+ * -EUCLEAN, at the end: some of it is damaged, or its checksum is damaged or gone. finding (NULL:
+ * nobody) was told what, in the words of pcow_check_data(), and error has the first. None is made
+ * of that, unless the flag says so, and then 0 is returned; the rest has got them.
  */
-int pcow_checksum(pcow_image *image, const char *snapshot, bool with_active,
+int pcow_checksum(pcow_image *image, const char *snapshot, unsigned flags, pcow_finding_fn finding,
                   pcow_progress_fn progress, void *opaque, struct pcow_error *error);
 /*
  * The same of a snapshot, and those below it in this file, while a VM may be writing to the image:
@@ -340,7 +358,8 @@ int pcow_checksum(pcow_image *image, const char *snapshot, bool with_active,
  * delete or revert to a snapshot, and they wait. -EBUSY: the tree is being changed, or somebody
  * else makes checksums. -EIO, at the end: some of it cannot be read; the rest has got them.
  */
-int pcow_checksum_beside_writer(pcow_image *image, pcow_progress_fn progress, void *opaque,
+int pcow_checksum_beside_writer(pcow_image *image, unsigned flags, pcow_finding_fn finding,
+                                pcow_progress_fn progress, void *opaque,
                                 struct pcow_error *error);
 /*
  * A switch of the image, kept in it: where a map finds data in an older layer or a base, the first
@@ -689,12 +708,6 @@ enum pcow_check_flags {
     PCOW_CHECK_LEAKS_ONLY = 1 << 3,
 };
 
-enum pcow_finding_kind {
-    PCOW_FINDING_CORRUPTION,                   /* damage: data may be wrong or lost */
-    PCOW_FINDING_LEAK,                         /* space that nothing refers to; harmless */
-    PCOW_FINDING_NOTE,                         /* what repair did */
-};
-
 /*
  * What the guest or a snapshot could read, as long as nobody noticed the damage, and cannot after a
  * repair.
@@ -755,8 +768,6 @@ struct pcow_check_result {
     char rescue_suffix[16];
     uint64_t slabs, slabs_used;
 };
-
-typedef void (*pcow_finding_fn)(void *opaque, enum pcow_finding_kind kind, const char *message);
 
 /*
  * Check one file (not its bases). Returns 0 if the check could be carried out, whatever it found:

@@ -9,6 +9,10 @@
  * hashed. Whoever changes them later looks for what was published: datasum_look(). VM state is left
  * out there, as its writer does not lock the tree. Of those who make them there is one at a time,
  * by a lock of its own: each knows which there are.
+ *
+ * None is made of what is known to be damaged: where a checksum is damaged, or is gone from where
+ * header or layer record say that all had one, a new one would call whole what nobody has judged.
+ * What has one is compared, when the others are made.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,6 +21,7 @@
 #include "image/datasum.h"
 #include "image/lock.h"
 #include "operations/operations.h"
+#include "operations/verify_data.h"
 #include "snapshot/beside_writer.h"
 #include "snapshot/summed.h"
 #include "util/error.h"
@@ -29,8 +34,12 @@ struct summing {
     struct file *file;                 /* that is stored to: the image's, or beside a writer another */
     bool beside_writer;
     bool *wanted;                      /* of each layer, in their order; NULL: all */
-    bool with_active;
+    bool *compared;                    /* the same; NULL: all that are wanted */
+    unsigned flags;                    /* enum pcow_checksum_flags */
     void *buffer;
+    uint8_t *judged;                   /* a bit for each slab: it has one, or has lost it */
+    struct verify verify;
+    struct pcow_data_result found;
     struct {
         struct datasum_subject subject;
         uint64_t hash[2];
@@ -50,22 +59,15 @@ static bool is_wanted(const struct summing *making, uint64_t slab)
 
     if (!layer || (making->wanted && !making->wanted[layer - image->layers]))
         return false;
-    return making->with_active || layer->id != image_active(image);
+    return making->flags & PCOW_CHECKSUM_ACTIVE || layer->id != image_active(image);
 }
 
-/* A damaged one is made anew. */
-static int has_one(const struct summing *making, uint64_t slab, bool *has)
+/* Of what is wanted. */
+static bool is_compared(const struct summing *making, uint64_t slab)
 {
-    const struct file *file = making->file;
-    struct datasum datasum;
-    int ret = 0;
+    const struct layer *layer = layer_find(making->image, slab_peek(making->image, slab).layer);
 
-    *has = false;
-    if (datasum_may_be(file, slab)) {
-        ret = file_read(file, datasum_offset(slab), &datasum, sizeof datasum);
-        *has = !ret && datasum_is_good(file, slab, &datasum);
-    }
-    return ret;
+    return !making->compared || (layer && making->compared[layer - making->image->layers]);
 }
 
 static int hash_slab(struct summing *making, uint64_t slab)
@@ -152,17 +154,12 @@ static int publish_batch(struct summing *making, struct pcow_error *error)
     return ret;
 }
 
-static int make_one(struct summing *making, uint64_t slab, bool *made, struct pcow_error *error)
+static int hash_and_publish(struct summing *making, uint64_t slab, struct pcow_error *error)
 {
-    bool has;
-    int ret = has_one(making, slab, &has);
+    int ret = hash_slab(making, slab);
 
-    *made = !ret && !has;
-    if (*made)
-        ret = hash_slab(making, slab);
     if (ret == -EIO) {
         making->unreadable++;
-        *made = false;
         return 0;
     }
     if (ret)
@@ -171,26 +168,75 @@ static int make_one(struct summing *making, uint64_t slab, bool *made, struct pc
     return making->count == BATCH ? publish_batch(making, error) : 0;
 }
 
+static int judge_error(const struct summing *making, int code, uint64_t slab,
+                       struct pcow_error *error)
+{
+    return code ? error_set_errno(error, code, "%s: cannot read file slab %llu, or its checksum",
+                                  making->file->path, (unsigned long long)slab)
+                : 0;
+}
+
+/* The first time round: where there never was one. */
+static int make_one(struct summing *making, uint64_t slab, bool *done, struct pcow_error *error)
+{
+    bool may;
+    int ret = judge_error(making, verify_may_make(&making->verify, slab, &may), slab, error);
+
+    *done = !ret && may;
+    if (*done)
+        return hash_and_publish(making, slab, error);
+    making->judged[slab / 8] |= (uint8_t)(1u << slab % 8);
+    return ret;
+}
+
+/* The second time: what has one, or has lost it. */
+static int judge_one(struct summing *making, uint64_t slab, bool *done, struct pcow_error *error)
+{
+    enum verdict verdict;
+    int ret = 0;
+
+    *done = making->judged[slab / 8] >> slab % 8 & 1 && is_compared(making, slab);
+    if (*done)
+        ret = judge_error(making, verify_slab(&making->verify, slab, &verdict), slab, error);
+    if (*done && !ret && verdict == VERDICT_DAMAGED && making->flags & PCOW_CHECKSUM_ACCEPT_DAMAGE)
+        ret = hash_and_publish(making, slab, error);
+    return ret;
+}
+
+/* What was accepted is no error. */
+static int tell_damage(struct summing *making, struct pcow_error *error)
+{
+    verify_end(&making->verify);
+    if (!making->found.corruptions || making->flags & PCOW_CHECKSUM_ACCEPT_DAMAGE)
+        return 0;
+    return error_set(error, -EUCLEAN,
+                     "%.300s is damaged: %.400s; none was made of what is damaged (%llu in all): "
+                     "put a whole copy in its place, or accept it as it is with --accept-damage",
+                     making->file->path, making->verify.first,
+                     (unsigned long long)making->found.corruptions);
+}
+
 static int make(struct summing *making, pcow_progress_fn progress, void *opaque,
                 struct pcow_error *error)
 {
     struct pcow_image *image = making->image;
-    uint64_t total = 0, done = 0;
+    uint64_t count = image_slab_count(image), total = 0, made = 0;
     int ret = 0, published;
 
-    for (uint64_t p = 1; p < image_slab_count(image); p++)
-        total += is_wanted(making, p) && !datasum_may_be(making->file, p);
-    for (uint64_t p = 1; p < image_slab_count(image) && !ret; p++) {
-        bool made;
+    for (uint64_t p = 1; p < count; p++)
+        total += is_wanted(making, p)
+                 && (!datasum_may_be(making->file, p) || is_compared(making, p));
+    for (uint64_t i = 0; i < 2 * count && !ret; i++) {
+        uint64_t p = i % count;
+        bool done;
 
-        if (!is_wanted(making, p))
+        if (p == 0 || !is_wanted(making, p))
             continue;
-        ret = make_one(making, p, &made, error);
-        if (ret || !made)
+        ret = i < count ? make_one(making, p, &done, error) : judge_one(making, p, &done, error);
+        if (ret || !done)
             continue;
-        /* A damaged one has not been counted. */
-        total = ++done > total ? done : total;
-        if (progress && progress(opaque, done * PCOW_SLAB_SIZE, total * PCOW_SLAB_SIZE))
+        total = ++made > total ? made : total;
+        if (progress && progress(opaque, made * PCOW_SLAB_SIZE, total * PCOW_SLAB_SIZE))
             ret = error_set(error, -ECANCELED, "%s: cancelled", image->file.path);
     }
     /* What is made is kept. */
@@ -212,12 +258,20 @@ static int make(struct summing *making, pcow_progress_fn progress, void *opaque,
 static int want(struct summing *making, const struct layer *layer, struct pcow_error *error)
 {
     struct pcow_image *image = making->image;
+    const struct layer *top = layer;
+    bool own = true;
 
     making->wanted = calloc(image->layer_count, sizeof *making->wanted);
-    if (!making->wanted)
+    making->compared = calloc(image->layer_count, sizeof *making->compared);
+    if (!making->wanted || !making->compared)
         return error_set(error, -ENOMEM, "out of memory");
-    for (; layer; layer = layer->parent ? layer_find(image, layer->parent) : NULL)
+    for (; layer; layer = layer->parent ? layer_find(image, layer->parent) : NULL) {
+        /* A hidden one has no turn of its own. */
+        own = own && (layer == top || layer->state == LAYER_HIDDEN);
         making->wanted[layer - image->layers] = true;
+        making->compared[layer - image->layers] =
+            own || !(making->flags & PCOW_CHECKSUM_COMPARE_OWN);
+    }
     return 0;
 }
 
@@ -237,18 +291,29 @@ static int note_summed(struct summing *making, struct pcow_error *error)
 }
 
 static int make_with_buffer(struct summing *making, const struct layer *top,
-                            pcow_progress_fn progress, void *opaque, struct pcow_error *error)
+                            pcow_finding_fn finding, pcow_progress_fn progress, void *opaque,
+                            struct pcow_error *error)
 {
     int ret = top ? want(making, top, error) : 0;
 
-    if (ret)
-        return ret;
     making->buffer = malloc(DATASUM_BUFFER);
-    ret = making->buffer ? make(making, progress, opaque, error)
-                         : error_set(error, -ENOMEM, "out of memory");
+    making->judged = calloc(image_slab_count(making->image) / 8 + 1, 1);
+    making->verify = (struct verify){.image = making->image,
+                                     .finding = finding,
+                                     .opaque = opaque,
+                                     .result = &making->found,
+                                     .buffer = making->buffer};
+    if (!ret && (!making->buffer || !making->judged))
+        ret = error_set(error, -ENOMEM, "out of memory");
+    if (!ret)
+        ret = make(making, progress, opaque, error);
     if (!ret)
         ret = note_summed(making, error);
+    if (!ret)
+        ret = tell_damage(making, error);
+    free(making->judged);
     free(making->buffer);
+    free(making->compared);
     free(making->wanted);
     return ret;
 }
@@ -263,7 +328,7 @@ static int check_place(const struct file *file, struct pcow_error *error)
                : 0;
 }
 
-int pcow_checksum(pcow_image *image, const char *snapshot, bool with_active,
+int pcow_checksum(pcow_image *image, const char *snapshot, unsigned flags, pcow_finding_fn finding,
                   pcow_progress_fn progress, void *opaque, struct pcow_error *error)
 {
     struct summing *making;
@@ -288,10 +353,10 @@ int pcow_checksum(pcow_image *image, const char *snapshot, bool with_active,
         return error_set(error, -ENOMEM, "out of memory");
     making->image = image;
     making->file = &image->file;
-    making->with_active = with_active;
+    making->flags = flags;
     ret = lock_checksums(&image->file, error);
     if (!ret) {
-        ret = make_with_buffer(making, top, progress, opaque, error);
+        ret = make_with_buffer(making, top, finding, progress, opaque, error);
         unlock_checksums(&image->file);
     }
     free(making);
@@ -321,7 +386,8 @@ static int attach(struct file *file, struct pcow_error *error)
     return ret;
 }
 
-int pcow_checksum_beside_writer(pcow_image *image, pcow_progress_fn progress, void *opaque,
+int pcow_checksum_beside_writer(pcow_image *image, unsigned flags, pcow_finding_fn finding,
+                                pcow_progress_fn progress, void *opaque,
                                 struct pcow_error *error)
 {
     struct summing *making;
@@ -337,11 +403,13 @@ int pcow_checksum_beside_writer(pcow_image *image, pcow_progress_fn progress, vo
     making->image = image;
     making->file = &file;
     making->beside_writer = true;
+    making->flags = flags & ~(unsigned)PCOW_CHECKSUM_ACTIVE;
     ret = beside_writer_open(image, &file, error);
     if (!ret) {
         ret = attach(&file, error);
         if (!ret)
-            ret = make_with_buffer(making, layer_find(image, image->view), progress, opaque, error);
+            ret = make_with_buffer(making, layer_find(image, image->view), finding, progress,
+                                   opaque, error);
         file_close(&file);
     }
     free(making);

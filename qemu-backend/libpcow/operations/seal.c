@@ -72,6 +72,13 @@ int image_unseal(const char *path, struct observer *observer, struct pcow_error 
         ret = error_set(error, -ENOMEM, "out of memory");
     if (!ret)
         ret = mirror_verify(&image.file, error);
+    /*
+     * Until a writer changes something, one that is gone is damage: whoever makes them again must
+     * not take it for one that was never made.
+     */
+    if (!ret && word_value(image.header.state) & HEADER_CHECKSUMS)
+        ret = header_store_word(&image, offsetof(struct header, summed_generation),
+                                word_value(image.header.generation), error);
     if (!ret)
         ret = header_store_word(&image, offsetof(struct header, state),
                                 word_value(image.header.state)

@@ -11,26 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "image/datasum.h"
 #include "operations/operations.h"
+#include "operations/verify_data.h"
 #include "snapshot/summed.h"
 #include "util/error.h"
 #include "util/sized.h"
 
 #define MOST_SHOWN 200u
 #define SUMS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(struct datasum))
-#define TEXT_SIZE sizeof((struct pcow_error *)0)->message
-
-struct verify {
-    struct pcow_image *image;
-    pcow_finding_fn finding;
-    void *opaque;
-    struct pcow_data_result *result;
-    unsigned hidden;
-    void *buffer;
-    struct datasum_subject subject;
-    struct datasum datasum;
-};
 
 static void __attribute__((format(printf, 2, 3))) damage(struct verify *verify, const char *format,
                                                          ...)
@@ -38,13 +26,17 @@ static void __attribute__((format(printf, 2, 3))) damage(struct verify *verify, 
     char message[TEXT_SIZE];
     va_list args;
 
-    if (verify->result->corruptions++ >= MOST_SHOWN || !verify->finding) {
+    if (verify->result->corruptions++ >= MOST_SHOWN) {
         verify->hidden++;
         return;
     }
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    if (verify->result->corruptions == 1)
+        memcpy(verify->first, message, sizeof message);
+    if (!verify->finding)
+        return;
     verify->finding(verify->opaque, PCOW_FINDING_CORRUPTION, message);
 }
 
@@ -112,15 +104,27 @@ static bool is_still_there(const struct verify *verify)
     return ret == -EIO || (!ret && !memcmp(&datasum, &verify->datasum, sizeof datasum));
 }
 
-static void verify_without(struct verify *verify)
+/*
+ * Have all slabs of the file had one, says the header? Looked at after the checksum: who takes the
+ * seal off does that before he drops any, and who writes to an image that was sealed raises the
+ * generation before.
+ */
+static bool all_had_one(const struct file *file)
 {
-    const struct file *file = &verify->image->file;
-    uint64_t state;
-    /* After the checksum was looked at: who takes the seal off does that before he drops any. */
-    bool all = !file_read(file, offsetof(struct header, state), &state, sizeof state)
-               && word_value(state) & HEADER_CHECKSUMS;
+    struct header header;
+
+    if (file_read(file, offsetof(struct header, generation), &header.generation,
+                  offsetof(struct header, reserved1) - offsetof(struct header, generation)))
+        return false;
+    return word_value(header.state) & HEADER_CHECKSUMS
+           || (header.summed_generation && word_is_valid(header.summed_generation)
+               && header.summed_generation == header.generation);
+}
+
+static bool is_gone(const struct verify *verify)
+{
     const struct layer *layer = layer_find(verify->image, verify->subject.owner.layer);
-    char text[TEXT_SIZE];
+    bool all = all_had_one(&verify->image->file);
 
     /*
      * Who merges layers takes their flags off before he drops any; whose slab it was may have
@@ -128,13 +132,21 @@ static void verify_without(struct verify *verify)
      */
     if (!all && verify->subject.owner.kind == OWNER_DATA && layer)
         all = summed_is_set(verify->image, layer) && is_still_there(verify);
-
-    verify->result->without += bytes_of(&verify->subject);
-    if (all)
-        damage(verify, "%.600s: its checksum is gone", describe(verify, text, sizeof text));
+    return all;
 }
 
-static int verify_with(struct verify *verify)
+static enum verdict verify_without(struct verify *verify)
+{
+    char text[TEXT_SIZE];
+
+    verify->result->without += bytes_of(&verify->subject);
+    if (!is_gone(verify))
+        return VERDICT_NONE;
+    damage(verify, "%.600s: its checksum is gone", describe(verify, text, sizeof text));
+    return VERDICT_DAMAGED;
+}
+
+static int verify_with(struct verify *verify, enum verdict *verdict)
 {
     const struct datasum_subject *subject = &verify->subject;
     const struct datasum *datasum = &verify->datasum;
@@ -151,6 +163,7 @@ static int verify_with(struct verify *verify)
         if (!ret && !memcmp(hash, datasum->hash, sizeof hash)
             && datasum->word == datasum_word(subject->owner.layer)) {
             result->verified += bytes_of(subject);
+            *verdict = VERDICT_GOOD;
             return 0;
         }
     }
@@ -158,6 +171,7 @@ static int verify_with(struct verify *verify)
         return ret;
     if (!is_still_there(verify)) {
         result->without += owned ? bytes_of(subject) : 0;
+        return 0;
     } else if (!owned) {
         damage(verify, "file slab %" PRIu64 " holds no data but has a checksum, which is damaged",
                subject->slab);
@@ -171,22 +185,42 @@ static int verify_with(struct verify *verify)
                            : "%.600s: it is not what its checksum was made of",
                describe(verify, text, sizeof text));
     }
+    *verdict = VERDICT_DAMAGED;
     return 0;
 }
 
-static int verify_slab(struct verify *verify, uint64_t slab)
+int verify_slab(struct verify *verify, uint64_t slab, enum verdict *verdict)
 {
     enum owner_kind kind;
     int ret = read_slab(verify, slab);
 
+    *verdict = VERDICT_NONE;
     if (ret)
         return ret;
     kind = verify->subject.owner.kind;
     if (verify->datasum.word)
-        return verify_with(verify);
+        return verify_with(verify, verdict);
     if (kind == OWNER_DATA || kind == OWNER_STATE)
-        verify_without(verify);
+        *verdict = verify_without(verify);
     return 0;
+}
+
+int verify_may_make(struct verify *verify, uint64_t slab, bool *may)
+{
+    int ret = read_slab(verify, slab);
+
+    *may = !ret && !verify->datasum.word && !is_gone(verify);
+    return ret;
+}
+
+void verify_end(const struct verify *verify)
+{
+    char message[100];
+
+    if (!verify->hidden || !verify->finding)
+        return;
+    snprintf(message, sizeof message, "and %u more", verify->hidden);
+    verify->finding(verify->opaque, PCOW_FINDING_NOTE, message);
 }
 
 /* Slabs without an owner cost nothing, and are no part of the progress. */
@@ -215,6 +249,7 @@ static int verify_all(struct verify *verify, pcow_progress_fn progress, struct p
 {
     struct pcow_image *image = verify->image;
     uint64_t total = count_owned(image), done = 0;
+    enum verdict verdict;
     int ret = 0;
 
     for (uint64_t p = 1; p < image_slab_count(image) && !ret; p++) {
@@ -227,7 +262,7 @@ static int verify_all(struct verify *verify, pcow_progress_fn progress, struct p
                 ret = error_set(error, -ECANCELED, "%s: cancelled", image->file.path);
             continue;
         }
-        ret = verify_slab(verify, p);
+        ret = verify_slab(verify, p, &verdict);
         if (ret)
             return error_set_errno(error, ret, "%s: cannot read file slab %llu, or its checksum",
                                    image->file.path, (unsigned long long)p);
@@ -267,12 +302,7 @@ static int check_data(const char *path, unsigned flags, pcow_finding_fn finding,
         count_without(verify.image, result);
     else
         ret = verify_all(&verify, progress, error);
-    if (verify.hidden && finding) {
-        char message[100];
-
-        snprintf(message, sizeof message, "and %u more", verify.hidden);
-        finding(opaque, PCOW_FINDING_NOTE, message);
-    }
+    verify_end(&verify);
     free(verify.buffer);
     pcow_close(verify.image);
     return ret;

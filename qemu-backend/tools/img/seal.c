@@ -5,12 +5,12 @@
 #include "command.h"
 #include "image.h"
 #include "options.h"
-#include "pace.h"
 #include "report.h"
+#include "sums.h"
 
 struct seal_request {
-    bool quiet, checksums;
-    struct pace pace;
+    bool checksums;
+    struct sums sums;
 };
 
 static int seal(const char *path, struct seal_request *request, struct pcow_error *error)
@@ -22,9 +22,11 @@ static int seal(const char *path, struct seal_request *request, struct pcow_erro
         return r;
     }
     if (request->checksums) {
-        progress_begin(&request->pace.progress, request->pace.progress.enabled && !request->quiet);
-        r = pcow_checksum(image, NULL, true, pace_update, &request->pace, error);
-        progress_end(&request->pace.progress, r == 0);
+        progress_begin(&request->sums.pace.progress,
+                       request->sums.pace.progress.enabled && !request->sums.quiet);
+        r = pcow_checksum(image, NULL, request->sums.flags, sums_finding, sums_progress,
+                          &request->sums, error);
+        progress_end(&request->sums.pace.progress, r == 0);
     }
     r = r ? r : pcow_seal(image, error);
     return img_close(image, r, error);
@@ -32,31 +34,33 @@ static int seal(const char *path, struct seal_request *request, struct pcow_erro
 
 static int run_seal(int argc, char **argv)
 {
-    enum { CHECKSUMS = 256, NO_CHECKSUMS, RATE };
+    enum { CHECKSUMS = 256, NO_CHECKSUMS, RATE, ACCEPT_DAMAGE };
     static const struct option names[] = {
         HELP_OPTION,
         {"checksums", no_argument, NULL, CHECKSUMS},
         {"no-checksums", no_argument, NULL, NO_CHECKSUMS},
         {"rate", required_argument, NULL, RATE},
+        {"accept-damage", no_argument, NULL, ACCEPT_DAMAGE},
         END_OF_OPTIONS,
     };
-    struct seal_request request = {0};
+    struct seal_request request = {.sums.flags = PCOW_CHECKSUM_ACTIVE};
     struct pcow_error error;
     const char *path;
-    int option;
+    int option, r;
 
     while ((option = next_option(argc, argv, ":hqp", names)) != -1) {
         switch (option) {
         case 'h': return command_help(&seal_command, stdout);
-        case 'q': request.quiet = true; break;
-        case 'p': request.pace.progress.enabled = true; break;
+        case 'q': request.sums.quiet = true; break;
+        case 'p': request.sums.pace.progress.enabled = true; break;
         case CHECKSUMS: request.checksums = true; break;
         case NO_CHECKSUMS: request.checksums = false; break;
         case RATE:
-            if (!parse_size_option("rate", optarg, &request.pace.rate)) {
+            if (!parse_size_option("rate", optarg, &request.sums.pace.rate)) {
                 return EXIT_FAILURE;
             }
             break;
+        case ACCEPT_DAMAGE: request.sums.flags |= PCOW_CHECKSUM_ACCEPT_DAMAGE; break;
         default: return EXIT_FAILURE;
         }
     }
@@ -64,10 +68,11 @@ static int run_seal(int argc, char **argv)
     if (!path) {
         return EXIT_FAILURE;
     }
-    if (seal(path, &request, &error)) {
-        return report_error(&error);
+    r = seal(path, &request, &error);
+    if (r) {
+        return sums_failed(r, &error);
     }
-    if (!request.quiet) {
+    if (!request.sums.quiet) {
         puts(request.checksums ? "Image sealed, with checksums." : "Image sealed.");
     }
     return EXIT_SUCCESS;
@@ -103,14 +108,16 @@ static int run_unseal(int argc, char **argv)
 
 const struct command seal_command = {
     .name = "seal",
-    .arguments = "[-p] [-q] [--checksums [--rate BYTES] | --no-checksums] FILE",
+    .arguments = "[-p] [-q] [--checksums [--rate BYTES] [--accept-damage] | --no-checksums] FILE",
     .summary = "Make an image a template that nobody can change",
     .help = "  --checksums                make checksums of all its data before, for "
             "'check --data'\n"
             "  --no-checksums             make none (default)\n"
             "  --rate BYTES               look at no more a second\n"
+            "  --accept-damage            make them also of what is known to be damaged, as it is\n"
             "  -p                         show progress\n"
-            "  -q                         print nothing on success\n",
+            "  -q                         print nothing on success\n"
+            "Exit code: 0 sealed, 1 not done, 2 not sealed, as some of it is damaged.\n",
     .run = run_seal,
 };
 

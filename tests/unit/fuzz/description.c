@@ -205,7 +205,7 @@ void description_setup(void)
     image = make("summed", NULL, true);
     make_state(image);
     make_snapshots(image);
-    MUST(pcow_checksum(image, NULL, true, NULL, NULL, NULL) == 0);
+    MUST(pcow_checksum(image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, NULL, NULL, NULL) == 0);
     pcow_close(image);
     remember(&start[PLAIN], path_of("plain"));
     remember(&start[SNAPSHOTS], path_of("snapshots"));

@@ -323,13 +323,14 @@ static void make_checksums(struct crash *c)
 {
     if (c->persistence == PCOW_PERSISTENCE_PAGE_CACHE)
         step_flush(c);
-    OPERATION(c, (void)0, pcow_checksum(c->image, NULL, true, NULL, NULL, &error));
+    OPERATION(c, (void)0,
+              pcow_checksum(c->image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, NULL, NULL, &error));
 }
 
 static void with_checksums(struct crash *c)
 {
     crash_two_snapshots(c);
-    MUST(pcow_checksum(c->image, NULL, true, NULL, NULL, &error));
+    MUST(pcow_checksum(c->image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, NULL, NULL, &error));
 }
 
 static void checksums(struct crash *c)
@@ -347,7 +348,7 @@ static void make_checksums_beside(struct crash *c, const char *snapshot)
     pcow_image *reader;
 
     MUST(image_open(c->top, PCOW_OPEN_NO_BASE, snapshot, &c->recorder.observer, &reader, &error));
-    MUST(pcow_checksum_beside_writer(reader, NULL, NULL, &error));
+    MUST(pcow_checksum_beside_writer(reader, 0, NULL, NULL, NULL, &error));
     pcow_close(reader);
 }
 

@@ -67,7 +67,8 @@ static void checksum(const char *snapshot, bool with_active)
 {
     pcow_image *image = must_open(IMAGE, PCOW_OPEN_WRITE);
 
-    MUST(pcow_checksum(image, snapshot, with_active, NULL, NULL, &error));
+    MUST(pcow_checksum(image, snapshot, with_active ? PCOW_CHECKSUM_ACTIVE : 0, NULL, NULL, NULL,
+                       &error));
     pcow_close(image);
 }
 
@@ -75,7 +76,7 @@ static void seal(void)
 {
     pcow_image *image = must_open(IMAGE, PCOW_OPEN_WRITE);
 
-    MUST(pcow_checksum(image, NULL, true, NULL, NULL, &error));
+    MUST(pcow_checksum(image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, NULL, NULL, &error));
     MUST(pcow_seal(image, &error));
     pcow_close(image);
 }
@@ -359,14 +360,22 @@ static void test_repair_of_a_snapshot_with_checksums(void **state)
 /* What is damaged keeps its checksum when others are made, and stays found. */
 static void test_damage_is_not_blessed(void **state)
 {
+    struct pcow_data_result result;
+    pcow_image *image;
+
     (void)state;
     make_image();
     checksum(NULL, false);
     flip((slab_of(1, 0, OWNER_DATA) << SLAB_BITS) + 3 * PAGE);
     flip(datasum_offset(slab_of(1, 1, OWNER_DATA)) + 20);
     assert_int_equal(verify().corruptions, 2);
-    seal();
-    expect_found("guest byte 0 of snapshot 'one'", "it is not what", 2 * PAGE, 0);
+    image = must_open(IMAGE, PCOW_OPEN_WRITE);
+    MUST_FAIL(-EUCLEAN,
+              pcow_checksum(image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, NULL, NULL, &error));
+    pcow_close(image);
+    result = verify();
+    assert_int_equal(result.corruptions, 2);
+    assert_int_equal(result.without, 0);
 }
 
 static void test_writers_drop_them(void **state)
@@ -498,7 +507,8 @@ static void test_goes_on_where_it_was(void **state)
         pid_t child;
 
         image = must_open(IMAGE, PCOW_OPEN_WRITE);
-        MUST_FAIL(-ECANCELED, pcow_checksum(image, NULL, true, stop_after, &done, &error));
+        MUST_FAIL(-ECANCELED, pcow_checksum(image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, stop_after,
+                                            &done, &error));
         pcow_close(image);
         assert_int_equal(verify().corruptions, 0);
         assert_true(verify().verified > 0 && verify().without > 0);
@@ -507,7 +517,7 @@ static void test_goes_on_where_it_was(void **state)
             struct pcow_error error;
 
             if (!pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, &error))
-                pcow_checksum(image, NULL, true, kill_after, &done, &error);
+                pcow_checksum(image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, kill_after, &done, &error);
             _exit(1);
         }
         assert_int_equal(waitpid(child, NULL, 0), child);
@@ -719,7 +729,7 @@ static void checksum_beside(const char *snapshot, pcow_progress_fn progress, voi
 {
     pcow_image *image = open_at(snapshot);
 
-    MUST(pcow_checksum_beside_writer(image, progress, opaque, &error));
+    MUST(pcow_checksum_beside_writer(image, 0, NULL, progress, opaque, &error));
     pcow_close(image);
 }
 
@@ -745,9 +755,9 @@ static void test_beside_a_writer(void **state)
     MUST_FAIL(-EBUSY, pcow_snapshot_delete(writer, "two", NULL, &error));
     pcow_close(reader);
     reader = must_open(IMAGE, PCOW_OPEN_FORCE_SHARE);
-    MUST_FAIL(-EINVAL, pcow_checksum_beside_writer(reader, NULL, NULL, &error));
+    MUST_FAIL(-EINVAL, pcow_checksum_beside_writer(reader, 0, NULL, NULL, NULL, &error));
     pcow_close(reader);
-    MUST_FAIL(-EINVAL, pcow_checksum_beside_writer(writer, NULL, NULL, &error));
+    MUST_FAIL(-EINVAL, pcow_checksum_beside_writer(writer, 0, NULL, NULL, NULL, &error));
     pcow_map_destroy(map);
     pcow_close(writer);
     expect_verified(ONE + TWO - PCOW_SLAB_SIZE, PCOW_SLAB_SIZE + ACTIVE + PAGE);
@@ -818,7 +828,7 @@ static int ask_another(void *opaque, uint64_t done, uint64_t total)
 {
     (void)done;
     (void)total;
-    MUST_FAIL(-EBUSY, pcow_checksum_beside_writer(opaque, NULL, NULL, &error));
+    MUST_FAIL(-EBUSY, pcow_checksum_beside_writer(opaque, 0, NULL, NULL, NULL, &error));
     return 0;
 }
 
@@ -869,13 +879,170 @@ static void test_one_maker_at_a_time(void **state)
     first = open_at("two");
     MUST(pcow_snapshot_delete(writer, "one", NULL, &error));
     second = open_at("two");
-    MUST(pcow_checksum_beside_writer(second, ask_another, first, &error));
-    MUST(pcow_checksum_beside_writer(first, NULL, NULL, &error));
+    MUST(pcow_checksum_beside_writer(second, 0, NULL, ask_another, first, &error));
+    MUST(pcow_checksum_beside_writer(first, 0, NULL, NULL, NULL, &error));
     pcow_close(first);
     pcow_close(second);
     pcow_close(writer);
     if (verify().corruptions)
         fail_msg("%s", findings.text);
+}
+
+/* ---- what is known to be damaged ------------------------------------------------------------- */
+
+enum loss { ENTRY_ZERO, PAGE_ZERO, ENTRY_BROKEN, DATA_OTHER, LOSSES };
+
+/* The first slab of "one": its checksum is lost and its data damaged, or only that. */
+static void damage_one(enum loss loss, uint32_t layer, uint32_t number)
+{
+    static const uint8_t zeros[PAGE];
+    uint64_t slab = slab_of(layer, number, OWNER_DATA);
+
+    flip((slab << SLAB_BITS) + 3 * PAGE);
+    if (loss == ENTRY_ZERO)
+        must_transfer(IMAGE, (void *)zeros, 64, datasum_offset(slab), true);
+    else if (loss == PAGE_ZERO)
+        must_transfer(IMAGE, (void *)zeros, PAGE, datasum_offset(0), true);
+    else if (loss == ENTRY_BROKEN)
+        flip(datasum_offset(slab) + 12);
+}
+
+static int make_again(const char *snapshot, unsigned flags, bool beside, char *said)
+{
+    struct pcow_error error = {0};
+    pcow_image *image = beside ? open_at(snapshot) : must_open(IMAGE, PCOW_OPEN_WRITE);
+    int ret;
+
+    findings.text[0] = 0;
+    ret = beside ? pcow_checksum_beside_writer(image, flags, add_finding, NULL, &findings, &error)
+                 : pcow_checksum(image, snapshot, flags, add_finding, NULL, &findings, &error);
+    pcow_close(image);
+    if (said)
+        strcpy(said, error.message);
+    return ret;
+}
+
+/* Nothing is made of it, it is named, and it stays found; until somebody accepts it. */
+static void test_damage_of_snapshots_is_not_blessed(void **state)
+{
+    static const char *const words[] = {"its checksum is gone", "its checksum is gone",
+                                        "its checksum is damaged", "it is not what its checksum"};
+    char said[sizeof((struct pcow_error *)0)->message];
+
+    (void)state;
+    for (unsigned beside = 0; beside < 2; beside++) {
+        for (enum loss loss = 0; loss < LOSSES; loss++) {
+            uint64_t before;
+
+            unlink(IMAGE);
+            make_image();
+            checksum("two", false);
+            damage_one(loss, 1, 0);
+            before = verify().corruptions;
+            assert_int_equal(before, loss == PAGE_ZERO ? 8 : 1);
+            assert_int_equal(make_again("two", 0, beside, said), -EUCLEAN);
+            assert_non_null(strstr(findings.text, "the 2 MiB from guest byte 0 of snapshot 'one'"));
+            assert_non_null(strstr(findings.text, words[loss]));
+            assert_non_null(strstr(said, words[loss]));
+            assert_int_equal(verify().corruptions, before);
+            assert_int_equal(make_again("two", PCOW_CHECKSUM_ACCEPT_DAMAGE, beside, NULL), 0);
+            assert_int_equal(verify().corruptions, 0);
+            assert_int_equal(make_again("two", 0, beside, NULL), 0);
+        }
+    }
+}
+
+/* Killed when the old one is dropped and the new one not published: it is still found. */
+static void test_killed_while_damage_is_accepted(void **state)
+{
+    uint64_t done = 8 * PCOW_SLAB_SIZE;        /* with VM state, the last but one of nine */
+    pid_t child;
+
+    (void)state;
+    make_image();
+    checksum("two", false);
+    damage_one(DATA_OTHER, 1, 0);
+    child = fork();
+    if (child == 0) {
+        struct pcow_error error;
+        pcow_image *image;
+
+        if (!pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, &error))
+            pcow_checksum(image, "two", PCOW_CHECKSUM_ACCEPT_DAMAGE, NULL, kill_after, &done,
+                          &error);
+        _exit(1);
+    }
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(entry_word(slab_of(1, 0, OWNER_DATA)), 0);
+    assert_int_equal(make_again("two", 0, false, NULL), -EUCLEAN);
+    expect_found("guest byte 0 of snapshot 'one'", "its checksum is gone", 0, 0);
+    assert_int_equal(make_again("two", PCOW_CHECKSUM_ACCEPT_DAMAGE, false, NULL), 0);
+    expect_verified(ONE + TWO, ACTIVE);
+}
+
+/* One snapshot of several is told once: by its own turn. */
+static void test_damage_is_told_once(void **state)
+{
+    (void)state;
+    make_image();
+    checksum("two", false);
+    damage_one(ENTRY_ZERO, 1, 0);
+    assert_int_equal(make_again("two", PCOW_CHECKSUM_COMPARE_OWN, true, NULL), 0);
+    assert_int_equal(make_again("one", PCOW_CHECKSUM_COMPARE_OWN, true, NULL), -EUCLEAN);
+    assert_int_equal(verify().corruptions, 1);
+}
+
+/* unseal keeps what the header says until somebody has changed something. */
+static void test_damage_of_a_template_is_not_blessed(void **state)
+{
+    pcow_image *image;
+
+    (void)state;
+    for (enum loss loss = 0; loss < LOSSES; loss++) {
+        uint64_t before;
+
+        unlink(IMAGE);
+        make_image();
+        seal();
+        damage_one(loss, 3, 6);
+        before = verify().corruptions;
+        assert_int_equal(before, loss == PAGE_ZERO ? 11 : 1);
+        MUST(pcow_unseal(IMAGE, &error));
+        assert_int_equal(verify().corruptions, before);
+        assert_int_equal(make_again(NULL, PCOW_CHECKSUM_ACTIVE, false, NULL), -EUCLEAN);
+        assert_non_null(
+            strstr(findings.text, "the 2 MiB from guest byte 12582912 of the active layer"));
+        assert_int_equal(verify().corruptions, before);
+        assert_int_equal(
+            make_again(NULL, PCOW_CHECKSUM_ACTIVE | PCOW_CHECKSUM_ACCEPT_DAMAGE, false, NULL),
+            0);
+        expect_verified(ALL, 0);
+        /* A writer that comes drops some, which is no damage. */
+        image = must_open(IMAGE, PCOW_OPEN_WRITE);
+        store(image, 6, 3, 0x66);
+        pcow_close(image);
+        expect_verified(ALL - 2 * PAGE, 2 * PAGE);
+        seal();
+        expect_verified(ALL, 0);
+    }
+}
+
+/* A seal without checksums forgets nothing either. */
+static void test_plain_seal_keeps_what_is_gone(void **state)
+{
+    pcow_image *image;
+
+    (void)state;
+    make_image();
+    seal();
+    damage_one(ENTRY_ZERO, 3, 6);
+    for (unsigned i = 0; i < 2; i++) {
+        MUST(pcow_unseal(IMAGE, &error));
+        image = must_open(IMAGE, PCOW_OPEN_WRITE);
+        MUST(pcow_seal(image, &error));
+        pcow_close(image);
+        assert_int_equal(verify().corruptions, 1);
+    }
 }
 
 static void test_others(void **state)
@@ -887,7 +1054,7 @@ static void test_others(void **state)
     (void)state;
     image = must_create_without_mirror(IMAGE, SIZE);
     store(image, 0, 0, 1);
-    MUST_FAIL(-ENOTSUP, pcow_checksum(image, NULL, true, NULL, NULL, &error));
+    MUST_FAIL(-ENOTSUP, pcow_checksum(image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, NULL, NULL, &error));
     pcow_close(image);
     result = verify();
     assert_int_equal(result.corruptions, 0);
@@ -895,7 +1062,7 @@ static void test_others(void **state)
     unlink(IMAGE);
     make_image();
     image = must_open(IMAGE, PCOW_OPEN_WRITE);
-    MUST_FAIL(-ENOENT, pcow_checksum(image, "three", false, NULL, NULL, &error));
+    MUST_FAIL(-ENOENT, pcow_checksum(image, "three", 0, NULL, NULL, NULL, &error));
     MUST(pcow_seal(image, &error));
     pcow_get_info(image, &info);
     assert_false(info.checksums);
@@ -906,7 +1073,7 @@ static void test_others(void **state)
     image = must_open(IMAGE, 0);
     pcow_get_info(image, &info);
     assert_true(info.checksums);
-    MUST_FAIL(-EROFS, pcow_checksum(image, NULL, true, NULL, NULL, &error));
+    MUST_FAIL(-EROFS, pcow_checksum(image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, NULL, NULL, &error));
     pcow_close(image);
     MUST(pcow_unseal(IMAGE, &error));
     image = must_open(IMAGE, 0);
@@ -954,6 +1121,15 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_tree_changes_beside_it, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_one_maker_at_a_time, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_damage_of_snapshots_is_not_blessed, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_killed_while_damage_is_accepted, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_damage_is_told_once, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_damage_of_a_template_is_not_blessed, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_plain_seal_keeps_what_is_gone, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_others, scratch_setup, scratch_teardown),
     };
 

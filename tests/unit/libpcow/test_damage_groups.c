@@ -182,7 +182,7 @@ static void test_data_of_the_second_group(void **state)
     (void)state;
     make_image();
     image = must_open(IMAGE, PCOW_OPEN_WRITE);
-    MUST(pcow_checksum(image, NULL, false, NULL, NULL, &error));
+    MUST(pcow_checksum(image, NULL, 0, NULL, NULL, NULL, &error));
     pcow_close(image);
     must_transfer(IMAGE, &word, sizeof word, owner_offset(slab), false);
     owner = owner_decode(word);

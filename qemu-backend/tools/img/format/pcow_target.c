@@ -38,7 +38,9 @@ static int finish_image(struct target *target, struct pcow_error *error)
     struct pcow_target *pcow = (struct pcow_target *)target;
     int r = pcow_flush(pcow->image, error);
 
-    r = r || !pcow->checksums ? r : pcow_checksum(pcow->image, NULL, true, obey, NULL, error);
+    if (!r && pcow->checksums) {
+        r = pcow_checksum(pcow->image, NULL, PCOW_CHECKSUM_ACTIVE, NULL, obey, NULL, error);
+    }
     r = r || !pcow->sealed ? r : pcow_seal(pcow->image, error);
     return r ? r : pcow_finish(pcow->image, error);
 }

@@ -113,7 +113,7 @@ static void make_checksums(const struct world *world, uint64_t *seed)
     if (count
         && !pcow_open(world->path, PCOW_OPEN_NO_BASE, list[below(seed, count)].name, &image,
                       NULL)) {
-        pcow_checksum_beside_writer(image, NULL, NULL, NULL);
+        pcow_checksum_beside_writer(image, 0, NULL, NULL, NULL, NULL);
         pcow_close(image);
     }
     free(list);
