@@ -12,6 +12,7 @@ from cliff import lister
 from pcow_driver.cli import common
 from pcow_driver.common import exception
 from pcow_driver.common import units
+from pcow_driver.copies import verify
 from pcow_driver.health import scrub
 from pcow_driver.images import image
 from pcow_driver.images import model
@@ -180,6 +181,7 @@ class Checksum(_SnapshotCommand):
             )
         except exception.ChecksumsRefused as e:
             self.app.stderr.write(f'pcowctl: {e}\n')
+            verify.note_damage(path)
             return DAMAGED
         return 0
 

@@ -131,6 +131,22 @@ def check_chain(path: str) -> None:
         )
 
 
+def note_damage(path: str) -> None:
+    """After a command has found one file damaged: what is found of it is kept, and domains that
+    run on it are told. Nothing is raised for damage.
+
+    :raises ImageNotFound:
+    """
+    at, info = next(_chain(path), (path, None))
+    result = None if info is None else _compare(at, info)
+    pool, name = _pool_of(at), os.path.basename(at).removesuffix(names.IMAGE_SUFFIX)
+    if pool is None or result is None or not result.is_damaged:
+        return
+    known = scrubs.read(pool.uuid).images.get(name)
+    if known is None or not known.accepted or not known.same_damage(result):
+        notices.keep(pool, name, result)
+
+
 def check_chain_for_command(path: str) -> None:
     """As :func:`check_chain`, for a command that has an option for it.
 

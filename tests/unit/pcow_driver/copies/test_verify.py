@@ -76,6 +76,24 @@ class VerifyTest(base.TestCase):
         self.flip('below', DATA - 2 * MIB + 3 * 64)
         self.assertRaises(exception.DataDamaged, verify.check_chain, self.top)
 
+    def test_what_a_command_has_found(self) -> None:
+        """Nothing is raised; it is known from then on, and what is accepted stays so."""
+        verify.note_damage(self.top)
+        below = self.pool.existing_path('below')
+        verify.note_damage(below)
+        self.assertEqual(scrubs.Scrub(), scrubs.read(self.pool.uuid))
+        self.flip('below')
+        verify.note_damage(self.top)
+        self.assertEqual([], scrubs.read(self.pool.uuid).damaged())
+        with mock.patch.object(notices, 'tell') as tell:
+            verify.note_damage(below)
+        tell.assert_called_once_with(self.pool)
+        self.assertEqual(['below'], scrubs.read(self.pool.uuid).damaged())
+        scrub.accept(self.pool, 'below')
+        with mock.patch.object(notices, 'tell') as tell:
+            verify.note_damage(below)
+        tell.assert_not_called()
+
     def test_what_an_option_accepts(self) -> None:
         """A command looks at nothing that was accepted for other uses."""
         self.flip('below')
