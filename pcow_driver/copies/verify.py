@@ -139,7 +139,7 @@ def note_damage(path: str) -> None:
     """
     at, info = next(_chain(path), (path, None))
     result = None if info is None else _compare(at, info)
-    pool, name = _pool_of(at), os.path.basename(at).removesuffix(names.IMAGE_SUFFIX)
+    pool, name = _pool_of(at)
     if pool is None or result is None or not result.is_damaged:
         return
     known = scrubs.read(pool.uuid).images.get(name)

@@ -183,9 +183,6 @@ class HolesTest(backend.PoolTest):
         backend.tool('pcow-img', 'check', self.image)
 
     def fill(self) -> None:
-        with (
-            contextlib.suppress(OSError),
-            (self.pool / 'filler').open('wb', buffering=0) as file,
-        ):
+        with contextlib.suppress(OSError), (self.pool / 'filler').open('wb', buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
