@@ -223,7 +223,7 @@ static int check(const char *path, struct check_request *request)
             check_data_print(&request->of_data);
         }
     }
-    if (result.refused && !request->quiet) {
+    if (result.refused) {
         report_refused(path, request, &result);
     }
     if (result.rescue_suffix[0] && request->quiet && !request->json) {
