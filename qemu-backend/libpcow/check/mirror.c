@@ -227,6 +227,18 @@ static int check_page(struct check *check, const struct page *page, struct group
     return keep_as_it_is(check, page);
 }
 
+static int load_and_check(struct check *check, struct group *group, unsigned number,
+                          struct page *page)
+{
+    int ret = mirror_load_page(check, group, number, page);
+
+    return ret ? ret : check_page(check, page, group);
+}
+
+/*
+ * That the mirror is older is told by the header: it becomes stale last, for a repair that is
+ * interrupted to know it again.
+ */
 static int check_pages(struct check *check, struct group *group)
 {
     struct page *page = malloc(sizeof *page);
@@ -237,13 +249,13 @@ static int check_pages(struct check *check, struct group *group)
         there = there < number ? next_page(check, group->number * GROUP_SIZE, number) : there;
         copied =
             copied < number ? next_page(check, mirror_offset(group->number, 0), number) : copied;
-        if (!metadata_page_counts(number)
+        if (!metadata_page_counts(number) || (number == 0 && group->mirror_is_older)
             || (!group->words[number] && there > number && copied > number))
             continue;
-        ret = mirror_load_page(check, group, number, page);
-        if (!ret)
-            ret = check_page(check, page, group);
+        ret = load_and_check(check, group, number, page);
     }
+    if (!ret && group->mirror_is_older)
+        ret = load_and_check(check, group, 0, page);
     free(page);
     return ret;
 }

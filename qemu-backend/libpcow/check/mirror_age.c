@@ -58,23 +58,24 @@ bool mirror_page_is_contradicted(const struct check *check, const struct page *p
 
 /*
  * Is the page of checksums one of an older moment? Then that of the header is another one, too, as
- * each writer counts the generation up. A group without a header has more than one such page.
- * Else somebody has written the same to a page and to its copy.
+ * each writer counts the generation up; or there are two such pages. Else somebody has written the
+ * same to a page and to its copy, or only a flag was set since (a pin): nobody can tell.
  */
 int mirror_look_for_older_words(struct check *check, struct group *group)
 {
-    unsigned end = group->number ? METADATA_PAGES : 1, wanted = group->number ? 2 : 1;
     struct page *page = malloc(sizeof *page);
     int ret = page ? 0 : error_set(check->error, -ENOMEM, "out of memory");
+    unsigned found = 0;
 
-    for (unsigned number = 0; number < end && wanted && !ret; number++) {
+    for (unsigned number = 0; number < METADATA_PAGES && found < 2 && !ret; number++) {
         if (!metadata_page_counts(number) || !checksum_is(group->words[number], CHECKSUM_VALID))
             continue;
         ret = mirror_load_page(check, group, number, page);
-        wanted -= !ret && mirror_page_is_contradicted(check, page);
+        if (!ret && mirror_page_is_contradicted(check, page))
+            found += group->number || number ? 1 : 2;
     }
     free(page);
-    group->words_are_older = !wanted;
+    group->words_are_older = found >= 2;
     group->looked_for = true;
     return ret;
 }
@@ -89,7 +90,8 @@ static bool read_generation(const void *content, uint64_t *generation)
 
 /*
  * All of the mirror may be one of an older moment: it is one slab of the file. Then its copies and
- * its words agree, but the header counts more generations than its copy.
+ * its words agree, but the header counts more generations than its copy. Of a writer that was
+ * killed the header does so, too; but he has marked it as stale before.
  */
 int mirror_look_for_older_mirror(struct check *check, struct group *group)
 {
@@ -101,7 +103,9 @@ int mirror_look_for_older_mirror(struct check *check, struct group *group)
         return 0;
     ret = page ? mirror_load_page(check, group, 0, page)
                : error_set(check->error, -ENOMEM, "out of memory");
-    group->mirror_is_older = !ret && !page->content_is_lost && !page->copy_is_lost
+    group->mirror_is_older = !ret && !group->unordered && !page->content_is_lost
+                             && !page->copy_is_lost
+                             && page->word == mirror_word(check, page, page->copy)
                              && read_generation(page->content, &now)
                              && read_generation(page->copy, &then) && now > then;
     free(page);

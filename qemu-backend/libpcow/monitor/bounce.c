@@ -77,6 +77,7 @@ int bounce_slab(struct pcow_map *map, uint64_t guest_slab)
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
+    slab->holes = 0;
     slab_refresh(&slab->status);
     layout_enter(map, guest_slab, SLAB_BOUNCE);
     return 0;

@@ -257,31 +257,20 @@ bool pcow_is_trap(const siginfo_t *info)
  * In our handler signals are blocked already; another may be the program's, which knows nothing of
  * claims.
  */
-static struct interrupts begin_serving(const ucontext_t *context, bool own_handler)
+static void serve_from(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context,
+                       bool own_handler, int *ret)
 {
     struct interrupts interrupts = {.signals = mask_at(context)};
 
-    if (!own_handler)
-        return interrupts_disable();
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &interrupts.cancel_state);
-    return interrupts;
-}
-
-static void end_serving(struct interrupts interrupts, bool own_handler)
-{
+    if (own_handler)
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &interrupts.cancel_state);
+    else
+        interrupts = interrupts_disable();
+    serve(map, info, context, interrupts.signals, ret);
     if (own_handler)
         pthread_setcancelstate(interrupts.cancel_state, NULL);
     else
         interrupts_restore(interrupts);
-}
-
-static void serve_from(struct pcow_map *map, const siginfo_t *info, const ucontext_t *context,
-                       bool own_handler, int *ret)
-{
-    struct interrupts interrupts = begin_serving(context, own_handler);
-
-    serve(map, info, context, interrupts.signals, ret);
-    end_serving(interrupts, own_handler);
 }
 
 static bool serve_trap(const siginfo_t *info, const ucontext_t *context, bool own_handler)
@@ -331,20 +320,16 @@ static bool serve_store(const siginfo_t *info, const ucontext_t *context, bool o
 }
 
 /* A load of what is there, for which the kernel wants a block, see monitor/holes.c. */
-static bool serve_load(const siginfo_t *info, const ucontext_t *context, bool own_handler)
+static bool serve_load(const siginfo_t *info, const ucontext_t *context)
 {
     struct pcow_map *map =
         info->si_code == BUS_ADRERR && !is_write(context) ? enter_map(info->si_addr) : NULL;
-    int ret = 0;
+    bool served =
+        map && holes_serve(map, (uint64_t)((uint8_t *)info->si_addr - map->address));
 
-    if (map) {
-        struct interrupts interrupts = begin_serving(context, own_handler);
-
-        ret = holes_serve(map, (uint64_t)((uint8_t *)info->si_addr - map->address));
-        end_serving(interrupts, own_handler);
+    if (map)
         leave_map(map);
-    }
-    return ret > 0;
+    return served;
 }
 
 static bool serve_bus(const siginfo_t *info, void *context, bool own_handler)
@@ -359,7 +344,7 @@ static bool serve_bus(const siginfo_t *info, void *context, bool own_handler)
     if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
         return false;
     return copy_fail_at(context) || serve_trap(info, context, own_handler)
-           || serve_store(info, context, own_handler) || serve_load(info, context, own_handler)
+           || serve_store(info, context, own_handler) || serve_load(info, context)
            || (is_in_window(info->si_addr) && is_after_system_call(context));
 }
 

@@ -242,6 +242,7 @@ static bool begin(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
+    slab->holes = 0;
     slab_refresh(&slab->status);                /* nothing of an older layer is mapped */
     density_forget(&map->density, map->address + (guest_slab << SLAB_BITS), PCOW_SLAB_SIZE);
     return true;

@@ -15,8 +15,10 @@
 #include "util/map_at.h"
 #include "util/signals.h"
 
-/* So many mappings it cuts out of those of the slab. */
+/* So many mappings one takes beside those of the slab. */
 #define MORE_PIECES 2u
+/* Tries, while others change what is mapped there. */
+#define MOST_TRIES 100u
 
 /* Pages from this one on that are such a hole, and not mapped for stores. */
 static unsigned hole_at(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
@@ -44,39 +46,56 @@ static unsigned hole_at(const struct pcow_map *map, uint64_t guest_slab, unsigne
            - page;
 }
 
-int holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page)
+enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
     unsigned count, pieces = slab->pieces + MORE_PIECES;
-    int ret;
 
     /* It traps, or has become so since; or there is more by now than was asked for. */
     if (slab_state(&slab->status) != SLAB_MAPPED || page_set_has(&slab->writable, page))
-        return 1;
-    count = hole_at(map, guest_slab, page);
-    if (!count)
-        return 0;
-    ret = map_at(map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
-                 count * PCOW_PAGE_SIZE, PROT_READ,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    if (ret)
-        return ret;
+        return HOLES_CHANGED;
+    /* Those that are left are others' */
+    count = vmas_are_short(map) ? 0 : hole_at(map, guest_slab, page);
+    if (!count
+        || map_at(map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+                  count * PCOW_PAGE_SIZE, PROT_READ,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0))
+        return HOLES_NONE;
     layout_set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
-    return 1;
+    slab->holes = (uint16_t)(slab->holes + MORE_PIECES < PAGES_PER_SLAB ? slab->holes + MORE_PIECES
+                                                                        : PAGES_PER_SLAB);
+    return HOLES_SHOWN;
 }
 
-int holes_serve(struct pcow_map *map, uint64_t offset)
+static enum holes_answer show(struct pcow_map *map, uint64_t offset)
 {
     uint64_t guest_slab = offset >> SLAB_BITS;
-    int ret;
+    struct interrupts interrupts = interrupts_disable();
+    enum holes_answer answer;
 
     gate_enter(map);
     chain_claim(map->image->chain, guest_slab);
     index_update(map->image, guest_slab);
-    ret = holes_show(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
+    answer = holes_show(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
     chain_release(map->image->chain, guest_slab);
     gate_leave(map);
-    return ret;
+    interrupts_restore(interrupts);
+    return answer;
+}
+
+/* What changes all the time, or only seems to, and cannot be loaded all the same, is no hole. */
+bool holes_serve(struct pcow_map *map, uint64_t offset)
+{
+    /* All files of a chain are in one pool. */
+    bool possible = map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE;
+
+    for (unsigned tries = 0; possible && tries < MOST_TRIES; tries++) {
+        enum holes_answer answer = show(map, offset);
+
+        if (answer != HOLES_CHANGED || copy_touch(map->address + offset))
+            return answer != HOLES_NONE;
+    }
+    return false;
 }
 
 bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length)
@@ -84,14 +103,8 @@ bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length)
     uint64_t end = length < map->size - offset ? offset + length : map->size;
     bool shown = false;
 
-    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE) {
-        struct interrupts interrupts;
-
-        if (copy_touch(map->address + offset))
-            continue;
-        interrupts = interrupts_disable();
-        shown |= holes_serve(map, offset) > 0;
-        interrupts_restore(interrupts);
-    }
+    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE)
+        if (!copy_touch(map->address + offset))
+            shown |= holes_serve(map, offset);
     return shown;
 }

@@ -17,7 +17,7 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
     struct slab_map *slab = &map->slabs[guest_slab];
 
     if (!slab_is_unmapped(&slab->status) && slab->pieces > 1)
-        layout_set_pieces(map, slab, layout_count_pieces(map, guest_slab));
+        layout_set_pieces(map, slab, layout_count_pieces(map, guest_slab) + slab->holes);
 }
 
 /*
@@ -39,6 +39,7 @@ void layout_remember(struct pcow_map *map, uint64_t guest_slab, enum slab_state 
     struct page_set own = {{0}};
     bool withdrawn = false;
 
+    slab->holes = 0;
     layout_set_pieces(map, slab, pieces);
     slab_refresh(&slab->status);
     layout_enter(map, guest_slab, state);

@@ -83,6 +83,7 @@ struct slab_map {
     uint8_t asked;
     /* among those that have mappings of their own, see vmas_begin() */
     uint8_t counted;
+    uint16_t holes;                    /* of the mappings, those of zeros over holes */
 };
 
 /* Whoever has the claim stores it; the thread looks for those that are set without claims. */
@@ -235,12 +236,16 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
  */
 int resolve_store(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool alone);
 
-/*
- * monitor/holes.c: a load has failed. 1: it may be tried again. 0: that was no hole of a pool in
- * memory that is full. Async-signal-safe. show: the claim is held.
- */
-int holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page);
-int holes_serve(struct pcow_map *map, uint64_t offset);
+/* monitor/holes.c: a load has failed. Async-signal-safe. show: the claim is held. */
+enum holes_answer {
+    HOLES_NONE,                        /* that was no hole of a pool in memory that is full */
+    HOLES_SHOWN,                       /* it was, and shows zeros now */
+    HOLES_CHANGED,                     /* something else is mapped there, or traps */
+};
+
+enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page);
+/* True: it may be tried again. */
+bool holes_serve(struct pcow_map *map, uint64_t offset);
 
 /* monitor/gate.c. Signals are blocked between enter and leave. Async-signal-safe. */
 void gate_enter(struct pcow_map *map);

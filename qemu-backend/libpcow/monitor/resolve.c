@@ -14,7 +14,6 @@
 static int resolve_load(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    int ret;
 
     if (slab_is_unmapped(&slab->status)) {
         /*
@@ -29,8 +28,8 @@ static int resolve_load(struct pcow_map *map, uint64_t guest_slab, unsigned page
     if (slab_is_stale(&slab->status))
         return layout_map_slab(map, guest_slab);
     /* Another thread was here first, or KVM cannot load what lies in the file. */
-    ret = holes_show(map, guest_slab, page);
-    return ret < 0 ? ret : 0;
+    holes_show(map, guest_slab, page);
+    return 0;
 }
 
 /* Nothing is claimed: whoever wants the thread meanwhile may have it. */

@@ -77,6 +77,7 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab)
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
+    slab->holes = 0;
     slab_refresh(&slab->status);
     layout_enter(map, guest_slab, SLAB_MAPPED);
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)

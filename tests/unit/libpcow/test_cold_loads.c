@@ -220,6 +220,7 @@ static void load_holes(enum pcow_engine engine, bool by_kernel)
     must_load_holes(memory);
     pcow_map_get_stats(map, &stats);
     assert_int_equal(stats.pool_full_waits, 0);
+    assert_true(count_mappings(memory, SIZE) <= stats.vmas);
     assert_int_equal(pcow_map_resolve(map, 8192, 1, true, NULL), -ENOSPC);
     pool_resize("96m");
     memory[8192] = 7;
@@ -229,6 +230,8 @@ static void load_holes(enum pcow_engine engine, bool by_kernel)
     must_load_holes(memory);
     MUST(pcow_snapshot_create(image, "s", &error));
     must_load_holes(memory);
+    pcow_map_get_stats(map, &stats);
+    assert_true(count_mappings(memory, SIZE) <= stats.vmas);
     pcow_map_destroy(map);
     pcow_close(image);
     must_be_clean(path_in_pool("top.pcow"));
@@ -257,8 +260,10 @@ static void test_no_hole(void **state)
     make_holes();
     image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
     map = must_map_by(image, PCOW_ENGINE_SIGNAL, 0);
+    *(volatile char *)pcow_map_address(map) = 1;
     pool_fill();
     assert_int_equal(truncate(path_in_pool("base.pcow"), 3 * PCOW_SLAB_SIZE), 0);
+    assert_int_equal(truncate(path_in_pool("top.pcow"), 3 * PCOW_SLAB_SIZE), 0);
     assert_false(pcow_map_show_holes(map, 0, SIZE));
     pcow_map_destroy(map);
     pcow_close(image);

@@ -219,6 +219,8 @@ static void test_mirror_of_an_older_moment(void **state)
 {
     struct pcow_check_result result;
     pcow_image *image;
+    uint64_t word;
+    int fd;
 
     (void)state;
     make_image();
@@ -228,6 +230,15 @@ static void test_mirror_of_an_older_moment(void **state)
     if (!result.corruptions || result.losses || !strstr(findings.text, "of an older moment"))
         fail_msg("%s", findings.text);
     assert_int_not_equal(pcow_open(IMAGE, 0, NULL, &image, NULL), 0);
+    /* As a repair leaves it that was interrupted, with all but the header marked. */
+    fd = open(IMAGE, O_RDWR | O_CLOEXEC);
+    word = checksum_encode(CHECKSUM_STALE, 0);
+    for (unsigned page = METADATA_GAP_END; page < METADATA_PAGES; page += 3)
+        if (memcmp(pristine[METADATA_PAGES + page], older[METADATA_PAGES + page], PAGE))
+            assert_int_equal(pwrite(fd, &word, sizeof word,
+                                    (off_t)(mirror_offset(0, CHECKSUMS_PAGE) + page * sizeof word)),
+                             sizeof word);
+    close(fd);
     result = check_image(PCOW_CHECK_REPAIR, &findings);
     if (result.corruptions != result.corruptions_fixed || result.lost_size)
         fail_msg("%s", findings.text);
@@ -422,6 +433,59 @@ static void test_killed_writer(void **state)
     unlink(IMAGE);
 }
 
+static void store_one_and_die(void)
+{
+    uint8_t content[PAGE];
+    pid_t child = fork();
+    pcow_image *image;
+    int status;
+
+    memset(content, 9, sizeof content);
+    if (child == 0)
+        _exit(pcow_open(IMAGE, PCOW_OPEN_WRITE, NULL, &image, NULL)
+              || pcow_write(image, 5 * PCOW_SLAB_SIZE, content, sizeof content, NULL));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    model[SNAPSHOTS][5] = 9;
+}
+
+/* Its header counts a generation more than the mirror's. All that it had not changed is judged. */
+static void test_damage_after_a_kill(void **state)
+{
+    static uint8_t killed[PAGES][PAGE];
+    const uint64_t *words = (const uint64_t *)killed[METADATA_PAGES + CHECKSUMS_PAGE];
+    uint64_t seed = 3;
+    unsigned tried = 0;
+
+    (void)state;
+    make_image();
+    store_one_and_die();
+    read_pages(killed);
+    assert_true(checksum_is(words[0], CHECKSUM_STALE));
+    memcpy(pristine, killed, sizeof pristine);
+    for (unsigned page = 0; page < METADATA_PAGES; page++)
+        for (enum damage damage = 0; damage < DAMAGES; damage++) {
+            struct pcow_check_result result;
+            uint8_t content[PAGE];
+
+            if (!metadata_page_counts(page) || !checksum_is(words[page], CHECKSUM_VALID)
+                || !make_damage(damage, page, content, &seed))
+                continue;
+            write_page(page, content);
+            result = check_image(PCOW_CHECK_REPAIR, &findings);
+            if (!result.corruptions || result.corruptions != result.corruptions_fixed
+                || result.losses || result.lost_size)
+                fail_msg("page %u, %s: %s", page, damage_name[damage], findings.text);
+            tried++;
+            if (tried % 50 == 1)
+                expect_content();
+            for (unsigned i = 0; i < PAGES; i++)
+                write_page(i, killed[i]);
+        }
+    assert_true(tried > 100);
+    unlink(IMAGE);
+}
+
 /* A child stores to slabs and is killed; what it flushed counts. */
 static void store_and_die(uint8_t fill)
 {
@@ -571,7 +635,7 @@ int main(void)
         TEST(test_page_and_mirror),     TEST(test_killed_writer),
         TEST(test_beside_a_writer),     TEST(test_mark_of_another_process),
         TEST(test_checksums_lost_after_a_kill), TEST(test_damaged_word_unordered),
-        TEST(test_image_without),
+        TEST(test_damage_after_a_kill), TEST(test_image_without),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
