@@ -17,6 +17,12 @@
 
 /* So many mappings one takes beside those of the slab. */
 #define MORE_PIECES 2u
+/*
+ * Nobody waits or fails who only loads, so zeros may take a part of what is kept for others; so
+ * much of the budget, or this.
+ */
+#define SHARE_OF_OTHERS 8u
+#define LEAST_OF_OTHERS 256u
 /* Tries, while others change what is mapped there. */
 #define MOST_TRIES 100u
 
@@ -46,6 +52,15 @@ static unsigned hole_at(const struct pcow_map *map, uint64_t guest_slab, unsigne
            - page;
 }
 
+static bool has_mappings_left(const struct pcow_map *map)
+{
+    unsigned more = map->vma_budget / SHARE_OF_OTHERS;
+
+    if (more < LEAST_OF_OTHERS)
+        more = LEAST_OF_OTHERS;
+    return vmas_used(map) + MORE_PIECES <= map->vma_budget + more;
+}
+
 enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -54,8 +69,7 @@ enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned
     /* It traps, or has become so since; or there is more by now than was asked for. */
     if (slab_state(&slab->status) != SLAB_MAPPED || page_set_has(&slab->writable, page))
         return HOLES_CHANGED;
-    /* Those that are left are others' */
-    count = vmas_are_short(map) ? 0 : hole_at(map, guest_slab, page);
+    count = has_mappings_left(map) ? hole_at(map, guest_slab, page) : 0;
     if (!count
         || map_at(map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
                   count * PCOW_PAGE_SIZE, PROT_READ,

@@ -244,9 +244,15 @@ static void load_holes(enum pcow_engine engine, bool by_kernel)
 static void test_holes(void **state)
 {
     (void)state;
-    FOR_EACH_ENGINE(engine)
+    FOR_EACH_ENGINE(engine) {
+#ifdef __SANITIZE_THREAD__
+        /* In a handler of SIGBUS it lets no other one be handled, which copy_touch() may meet. */
+        if (engine == PCOW_ENGINE_MINOR)
+            continue;
+#endif
         for (unsigned by_kernel = 0; by_kernel < 2; by_kernel++)
             load_holes(engine, by_kernel);
+    }
 }
 
 /* What was cut off is no hole: a load of it fails. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "world.h"
 
+#include <fcntl.h>
+#include <linux/falloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +28,21 @@ static void fill(uint64_t *seed, uint8_t *to, size_t length)
     }
 }
 
-/* Half of its pages, in runs; some are zeros. */
+/* Zeros without blocks, as a copy of the file has them that leaves zeros out. */
+static void make_hole(struct world *world, pcow_image *base, uint64_t at, uint64_t length)
+{
+    struct pcow_extent extent;
+
+    DO(world, pcow_write(base, at, world->bytes + at, length, &error));
+    for (uint64_t end = at + length; at < end; at += extent.length) {
+        DO(world, pcow_get_extent(base, at, end - at, &extent, &error));
+        if (fallocate(pcow_fd(base), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                      (off_t)extent.file_offset, (off_t)extent.length))
+            abort();
+    }
+}
+
+/* Half of its pages, in runs; some are zeros, some of which have no blocks. */
 static void make_base(struct world *world)
 {
     struct pcow_create_options options = {.virtual_size = world->size, .cluster_size = 4096};
@@ -43,6 +59,8 @@ static void make_base(struct world *world)
         if (below(&world->seed, 2)) {
             fill(&world->seed, world->bytes + at, length);
             DO(world, pcow_write(base, at, world->bytes + at, length, &error));
+        } else if (below(&world->seed, 8) == 0) {
+            make_hole(world, base, at, length);
         }
         at += length;
     }
