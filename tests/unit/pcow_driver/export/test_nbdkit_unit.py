@@ -116,7 +116,13 @@ class UnitTest(base.TestCase):
         os.chmod(f'{self.export}/socket', 0o640)
         os.kill(pid, signal.SIGKILL)
         pid_file = Path(self.export, 'nbdkit.pid')
-        self.wait(lambda: pid_file.exists() and pid_file.read_text().strip() not in ('', str(pid)))
+
+        def is_another() -> bool:
+            with contextlib.suppress(FileNotFoundError):  # it is taken away in between
+                return pid_file.read_text().strip() not in ('', str(pid))
+            return False
+
+        self.wait(is_another)
         self.wait(lambda: os.stat(f'{self.export}/socket').st_mode & 0o777 == 0o640)
         self.assertIn('4096/4096', self.io('read -P 7 0 4k'))
 

@@ -302,7 +302,7 @@ for pid in filter(str.isdigit, os.listdir('/proc')):
         place = os.path.dirname(os.path.dirname(path)).encode()
         if place in open(f'/proc/{pid}/cmdline', 'rb').read() and pid != str(os.getpid()):
             print(*(f'daemon {line}' for line in open(f'/proc/{pid}/status')))
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         pass                   # another process, which has ended
 protection.unprotect(path)
 print('unprotected:', not immutable.is_set(path))
