@@ -63,6 +63,17 @@ static void must_load(const unsigned char *memory)
                      expected(i));
 }
 
+static void end(pcow_image *image, pcow_map *map)
+{
+    pcow_map_destroy(map);
+    pcow_close(image);
+    must_be_clean(path_in_pool("top.pcow"));
+    unlink(path_in_pool("top.pcow"));
+    unlink(path_in_pool("base.pcow"));
+    unlink(path_in_pool("filler"));
+    pool_resize("32m");
+}
+
 /* budget: of mappings; 0: as many as are needed. */
 static void load_all(enum pcow_engine engine, unsigned budget, bool copy_on_read, bool asked)
 {
@@ -108,13 +119,7 @@ static void load_all(enum pcow_engine engine, unsigned budget, bool copy_on_read
     must_load(memory);
     pcow_map_get_stats(map, &stats);
     assert_true(map->bounced <= SLABS);
-    pcow_map_destroy(map);
-    pcow_close(image);
-    must_be_clean(path_in_pool("top.pcow"));
-    unlink(path_in_pool("top.pcow"));
-    unlink(path_in_pool("base.pcow"));
-    unlink(path_in_pool("filler"));
-    pool_resize("32m");
+    end(image, map);
 }
 
 static void test_cold_slabs(void **state)
@@ -232,13 +237,7 @@ static void load_holes(enum pcow_engine engine, bool by_kernel)
     must_load_holes(memory);
     pcow_map_get_stats(map, &stats);
     assert_true(count_mappings(memory, SIZE) <= stats.vmas);
-    pcow_map_destroy(map);
-    pcow_close(image);
-    must_be_clean(path_in_pool("top.pcow"));
-    unlink(path_in_pool("top.pcow"));
-    unlink(path_in_pool("base.pcow"));
-    unlink(path_in_pool("filler"));
-    pool_resize("32m");
+    end(image, map);
 }
 
 static void test_holes(void **state)
