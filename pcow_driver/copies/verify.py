@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import itertools
 import dataclasses
 import math
 import os
@@ -137,14 +138,10 @@ def note_damage(path: str) -> None:
 
     :raises ImageNotFound:
     """
-    at, info = next(_chain(path), (path, None))
-    result = None if info is None else _compare(at, info)
-    pool, name = _pool_of(at)
-    if pool is None or result is None or not result.is_damaged:
-        return
-    known = scrubs.read(pool.uuid).images.get(name)
-    if known is None or not known.accepted or not known.same_damage(result):
-        notices.keep(pool, name, result)
+    for at, info in itertools.islice(_chain(path), 1):
+        result = _compare(at, info)
+        if result.is_damaged:
+            keep(at, result)
 
 
 def check_chain_for_command(path: str) -> None:

@@ -58,8 +58,8 @@ static int stop_promising(struct check *check)
     if (!check->repair || !check->dropped_before || check->file.heads < MIRROR_HEADS)
         return 0;
     ret = stop_layers(check);
-    if (!ret && check->header.summed_generation)
-        ret = check_set_header_word(check, offsetof(struct header, summed_generation), 0);
+    if (!ret && check->header.summed)
+        ret = check_set_header_word(check, offsetof(struct header, summed), 0);
     if (ret || !(state & HEADER_CHECKSUMS))
         return ret;
     check->all_summed = true;

@@ -28,7 +28,7 @@ static const struct {
     {"generation", offsetof(struct header, generation), 1, WORD_VALUE_MASK - 2 * GENERATION_GAP},
     {"base_slot", offsetof(struct header, base_slot), 0, 2},
     {"state", offsetof(struct header, state), 0, WORD_VALUE_MASK},
-    {"summed_generation", offsetof(struct header, summed_generation), 0, WORD_VALUE_MASK},
+    {"summed", offsetof(struct header, summed), 0, WORD_VALUE_MASK},
 };
 
 #define HEADER_WORDS (sizeof header_word / sizeof header_word[0])

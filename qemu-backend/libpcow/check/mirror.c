@@ -33,7 +33,7 @@ static unsigned next_page(const struct check *check, uint64_t slab_offset, unsig
 }
 
 /* The page is what the mirror has. */
-static int restore(struct check *check, const struct page *page)
+static int restore(struct check *check, const struct mirror_page *page)
 {
     int ret = 0;
 
@@ -51,7 +51,7 @@ static int restore(struct check *check, const struct page *page)
 }
 
 /* It is copied again at the end, see mirror_sync(). */
-static int make_stale(struct check *check, const struct page *page)
+static int make_stale(struct check *check, const struct mirror_page *page)
 {
     uint64_t number = mirror_page_offset(page) / PCOW_PAGE_SIZE;
     int ret = check->repair ? mirror_mark_page(&check->file, number) : 0;
@@ -62,7 +62,7 @@ static int make_stale(struct check *check, const struct page *page)
 }
 
 /* Pages of data that only the page names, and not its copy: of a page of bitmaps. */
-static unsigned count_more(const struct page *page)
+static unsigned count_more(const struct mirror_page *page)
 {
     const size_t set = sizeof(struct page_set);
     unsigned more = 0;
@@ -83,7 +83,7 @@ static unsigned count_more(const struct page *page)
  * The mirror and the checksum have what the writer's memory said: a bit that was wrong there is in
  * both, and the page may be what is right.
  */
-static int restore_page(struct check *check, const struct page *page)
+static int restore_page(struct check *check, const struct mirror_page *page)
 {
     unsigned more = count_more(page);
     char held[700], outcome[120] = "and nothing is lost";
@@ -105,7 +105,7 @@ static int restore_page(struct check *check, const struct page *page)
     return 0;
 }
 
-static void set_unproven(struct check *check, const struct page *page)
+static void set_unproven(struct check *check, const struct mirror_page *page)
 {
     uint64_t bit = page->group * METADATA_PAGES + page->number;
 
@@ -151,7 +151,7 @@ bool check_had_owner(const struct check *check, uint64_t slab, struct owner *own
 }
 
 /* Page, copy and checksum: no two of them agree. */
-static int keep_as_it_is(struct check *check, const struct page *page)
+static int keep_as_it_is(struct check *check, const struct mirror_page *page)
 {
     char held[700];
     int ret = held_by_page(check, page->group, page->number, held, sizeof held);
@@ -169,19 +169,19 @@ static int keep_as_it_is(struct check *check, const struct page *page)
 }
 
 /* Nothing of it is put in the place of what came later. */
-static int keep_what_is_newer(struct check *check, const struct page *page, struct group *group)
+static int keep_what_is_newer(struct check *check, const struct mirror_page *page, struct mirror_group *group)
 {
     set_unproven(check, page);
-    if (!group->told)
+    if (!group->older_is_told)
         check_corruption(check, true,
                          "the mirror at byte %llu is of an older moment than the metadata, which "
                          "counts",
                          (unsigned long long)mirror_offset(group->number, 0));
-    group->told = true;
+    group->older_is_told = true;
     return make_stale(check, page);
 }
 
-static int check_page(struct check *check, const struct page *page, struct group *group)
+static int check_page(struct check *check, const struct mirror_page *page, struct mirror_group *group)
 {
     /* A page that was never stored to is zeros; but no word is no vote against what it holds. */
     bool never = page->word == 0 && !page->content_is_lost && is_empty(page->content);
@@ -227,8 +227,8 @@ static int check_page(struct check *check, const struct page *page, struct group
     return keep_as_it_is(check, page);
 }
 
-static int load_and_check(struct check *check, struct group *group, unsigned number,
-                          struct page *page)
+static int load_and_check(struct check *check, struct mirror_group *group, unsigned number,
+                          struct mirror_page *page)
 {
     int ret = mirror_load_page(check, group, number, page);
 
@@ -239,9 +239,9 @@ static int load_and_check(struct check *check, struct group *group, unsigned num
  * That the mirror is older is told by the header: it becomes stale last, for a repair that is
  * interrupted to know it again.
  */
-static int check_pages(struct check *check, struct group *group)
+static int check_pages(struct check *check, struct mirror_group *group)
 {
-    struct page *page = malloc(sizeof *page);
+    struct mirror_page *page = malloc(sizeof *page);
     int ret = page ? mirror_look_for_older_mirror(check, group)
                    : error_set(check->error, -ENOMEM, "out of memory");
 
@@ -295,7 +295,7 @@ static int check_group(struct check *check, uint64_t group)
     if (!ret)
         ret = check_gap(check, group, words);
     if (!ret) {
-        struct group of = {
+        struct mirror_group of = {
             .number = group,
             .words = words,
             .unordered = checksums_are_unordered(words),
@@ -390,7 +390,7 @@ static int make_mirror(struct check *check, uint64_t group)
     int ret = check_punch(check, mirror_offset(group, 0), PCOW_SLAB_SIZE);
 
     for (unsigned number = 0; number < METADATA_PAGES && !ret; number++) {
-        struct page page = {.group = group, .number = number};
+        struct mirror_page page = {.group = group, .number = number};
 
         if (metadata_page_counts(number)
             && next_page(check, group * GROUP_SIZE, number) == number)

@@ -114,7 +114,7 @@ struct header {
     uint64_t base_slot;
     uint64_t state;
     /* At that generation all data had checksums, though the image is not sealed any more; or 0. */
-    uint64_t summed_generation;
+    uint64_t summed;
     uint8_t reserved1[456];
     struct base_record base[2];
     uint8_t reserved2[2048];

@@ -14,15 +14,15 @@
  * Errors: functions return 0 (or a count) on success and a negative errno on failure; *error, which
  * may be NULL, then holds the same errno and one sentence that names the file and the way out.
  * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(),
- * pcow_map_settle(), pcow_map_flush(), pcow_map_next_event() and pcow_map_get_stats(), which any
- * thread may call while the map exists, and the stores of the guest. A call that comes beside a
- * snapshot create or a revert waits until that is over. Signals: while the library has claimed a
- * part of an image it has them blocked in its thread, but those that tell of an instruction
- * (SIGSEGV, SIGBUS and such), so that any handler may store to a map, except in the thread of a
- * create or a revert. Who waits for space takes them. Processes: a child that was forked may close
- * what it inherited, which leaves the file alone, and read from it; it must not touch the memory of
- * a map: a store there, or a load that would trap, is SIGSEGV. The format is specified in
- * doc/source/reference/format.rst.
+ * pcow_map_settle(), pcow_map_show_holes(), pcow_map_flush(), pcow_map_next_event() and
+ * pcow_map_get_stats(), which any thread may call while the map exists, and the stores of the
+ * guest. A call that comes beside a snapshot create or a revert waits until that is over. Signals:
+ * while the library has claimed a part of an image it has them blocked in its thread, but those
+ * that tell of an instruction (SIGSEGV, SIGBUS and such), so that any handler may store to a map,
+ * except in the thread of a create or a revert. Who waits for space takes them. Processes: a child
+ * that was forked may close what it inherited, which leaves the file alone, and read from it; it
+ * must not touch the memory of a map: a store there, or a load that would trap, is SIGSEGV. The
+ * format is specified in doc/source/reference/format.rst.
  */
 #ifndef PCOW_H
 #define PCOW_H

@@ -114,9 +114,12 @@ bool holes_serve(struct pcow_map *map, uint64_t offset)
 
 bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length)
 {
-    uint64_t end = length < map->size - offset ? offset + length : map->size;
     bool shown = false;
+    uint64_t end;
 
+    if (offset >= map->size)
+        return false;
+    end = length < map->size - offset ? offset + length : map->size;
     for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE)
         if (!copy_touch(map->address + offset))
             shown |= holes_serve(map, offset);

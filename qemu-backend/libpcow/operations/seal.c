@@ -77,7 +77,7 @@ int image_unseal(const char *path, struct observer *observer, struct pcow_error 
      * not take it for one that was never made.
      */
     if (!ret && word_value(image.header.state) & HEADER_CHECKSUMS)
-        ret = header_store_word(&image, offsetof(struct header, summed_generation),
+        ret = header_store_word(&image, offsetof(struct header, summed),
                                 word_value(image.header.generation), error);
     if (!ret)
         ret = header_store_word(&image, offsetof(struct header, state),

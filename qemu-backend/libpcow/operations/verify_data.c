@@ -117,8 +117,8 @@ static bool all_had_one(const struct file *file)
                   offsetof(struct header, reserved1) - offsetof(struct header, generation)))
         return false;
     return word_value(header.state) & HEADER_CHECKSUMS
-           || (header.summed_generation && word_is_valid(header.summed_generation)
-               && header.summed_generation == header.generation);
+           || (header.summed && word_is_valid(header.summed)
+               && header.summed == header.generation);
 }
 
 static bool is_gone(const struct verify *verify)

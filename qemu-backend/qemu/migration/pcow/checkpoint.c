@@ -372,9 +372,7 @@ static PcowCheckpointCreated *coroutine_fn create(Taking *taking, Error **errp)
 static bool begin(void *opaque, Error **errp)
 {
     Taking *taking = opaque;
-    if (checkpoint_is_under_way()) {
-        error_setg(errp, "another checkpoint of the VM is being taken: wait "
-                   "until that has ended");
+    if (!checkpoint_check_alone(errp)) {
         return false;
     }
     checkpoint_recover(false);

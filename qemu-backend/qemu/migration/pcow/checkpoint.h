@@ -124,6 +124,8 @@ bool checkpoint_await_disks(uint32_t limit_ms, Error **errp);
 void checkpoint_begin(void);
 void checkpoint_end(void);
 bool checkpoint_is_under_way(void);
+/* Fails if one is. */
+bool checkpoint_check_alone(Error **errp);
 
 /* Calls @fn for the part of each writable image but the home, till it fails. */
 typedef bool CheckpointPartFn(HostMemPcow *pcow,

@@ -45,12 +45,7 @@ static bool begin_deletion(void *opaque, Error **errp)
     HostMemPcow *home = deletion->home;
     const struct pcow_snapshot *of = &deletion->snapshot;
 
-    if (checkpoint_is_under_way()) {
-        error_setg(errp, "another checkpoint of the VM is being taken or "
-                   "deleted: wait until that has ended");
-        return false;
-    }
-    if (!checkpoint_may_begin(errp)) {
+    if (!checkpoint_check_alone(errp) || !checkpoint_may_begin(errp)) {
         return false;
     }
     checkpoint_recover(false);

@@ -33,6 +33,16 @@ bool checkpoint_is_under_way(void)
     return under_way;
 }
 
+bool checkpoint_check_alone(Error **errp)
+{
+    if (under_way) {
+        /* Whoever asks by QMP waits for these words, as pcow_driver does */
+        error_setg(errp, "another checkpoint of the VM is being taken: wait "
+                   "until that has ended");
+    }
+    return !under_way;
+}
+
 typedef struct Call {
     CheckpointFn *fn;
     void *opaque;

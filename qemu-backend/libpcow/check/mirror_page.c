@@ -9,7 +9,7 @@
 #include "image/mirror.h"
 #include "util/error.h"
 
-uint64_t mirror_word(const struct check *check, const struct page *page, const void *content)
+uint64_t mirror_word(const struct check *check, const struct mirror_page *page, const void *content)
 {
     return checksum_encode(CHECKSUM_VALID,
                            mirror_checksum(&check->file, page->group, page->number, content));
@@ -28,12 +28,12 @@ int mirror_read_page(struct check *check, uint64_t offset, void *content, bool *
     return 0;
 }
 
-int mirror_load_page(struct check *check, const struct group *group, unsigned number,
-                     struct page *page)
+int mirror_load_page(struct check *check, const struct mirror_group *group, unsigned number,
+                     struct mirror_page *page)
 {
     int ret;
 
-    *page = (struct page){
+    *page = (struct mirror_page){
         .group = group->number,
         .number = number,
         .word = group->words[number],
@@ -41,16 +41,16 @@ int mirror_load_page(struct check *check, const struct group *group, unsigned nu
     ret = mirror_read_page(check, mirror_page_offset(page), page->content, &page->content_is_lost);
     return ret ? ret
                : mirror_read_page(check, mirror_offset(group->number, number), page->copy,
-                           &page->copy_is_lost);
+                                  &page->copy_is_lost);
 }
 
-bool mirror_page_is_same(const struct page *page)
+bool mirror_page_is_same(const struct mirror_page *page)
 {
     return !page->content_is_lost && !page->copy_is_lost
            && memcmp(page->content, page->copy, sizeof page->copy) == 0;
 }
 
-bool mirror_page_is_contradicted(const struct check *check, const struct page *page)
+bool mirror_page_is_contradicted(const struct check *check, const struct mirror_page *page)
 {
     return mirror_page_is_same(page) && checksum_is(page->word, CHECKSUM_VALID)
            && page->word != mirror_word(check, page, page->content);
@@ -61,9 +61,9 @@ bool mirror_page_is_contradicted(const struct check *check, const struct page *p
  * each writer counts the generation up; or there are two such pages. Else somebody has written the
  * same to a page and to its copy, or only a flag was set since (a pin): nobody can tell.
  */
-int mirror_look_for_older_words(struct check *check, struct group *group)
+int mirror_look_for_older_words(struct check *check, struct mirror_group *group)
 {
-    struct page *page = malloc(sizeof *page);
+    struct mirror_page *page = malloc(sizeof *page);
     int ret = page ? 0 : error_set(check->error, -ENOMEM, "out of memory");
     unsigned found = 0;
 
@@ -93,9 +93,9 @@ static bool read_generation(const void *content, uint64_t *generation)
  * its words agree, but the header counts more generations than its copy. Of a writer that was
  * killed the header does so, too; but he has marked it as stale before.
  */
-int mirror_look_for_older_mirror(struct check *check, struct group *group)
+int mirror_look_for_older_mirror(struct check *check, struct mirror_group *group)
 {
-    struct page *page = group->number ? NULL : malloc(sizeof *page);
+    struct mirror_page *page = group->number ? NULL : malloc(sizeof *page);
     uint64_t now, then;
     int ret;
 
@@ -111,4 +111,3 @@ int mirror_look_for_older_mirror(struct check *check, struct group *group)
     free(page);
     return ret;
 }
-
