@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import itertools
 import dataclasses
+import itertools
 import math
 import os
 import threading
@@ -119,8 +119,7 @@ def check_chain(path: str) -> None:
             raise exception.DataDamaged(
                 path=at, finding=result.findings[0], otherwise='copy it by hand (pcow-img convert)'
             )
-        known = scrubs.read(pool.uuid).images.get(name)
-        if known is not None and known.accepted and known.same_damage(result):
+        if _is_accepted(pool, name, result):
             LOG.warning('%s is copied although it is damaged, as that is accepted', at)
             continue
         keep(at, result)
@@ -140,8 +139,14 @@ def note_damage(path: str) -> None:
     """
     for at, info in itertools.islice(_chain(path), 1):
         result = _compare(at, info)
-        if result.is_damaged:
+        pool, name = _pool_of(at)
+        if pool is not None and result.is_damaged and not _is_accepted(pool, name, result):
             keep(at, result)
+
+
+def _is_accepted(pool: pool_module.Pool, name: str, result: scrubs.Result) -> bool:
+    known = scrubs.read(pool.uuid).images.get(name)
+    return known is not None and known.accepted and known.same_damage(result)
 
 
 def check_chain_for_command(path: str) -> None:
