@@ -20,7 +20,6 @@ import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
-import faulthandler
 from pathlib import Path
 import random
 import threading
@@ -36,6 +35,7 @@ from pcow_driver.common import units
 from pcow_driver.pools import registry
 from tests.unit import accounts
 from tests.unit import standing_qemu
+from tests.unit import watchdog
 from tests.unit.cinder_pcow import records
 from tests.unit.pcow_driver import base
 
@@ -63,8 +63,7 @@ class Volumes:
         self.snapshots: list[Any] = []
         self.done: collections.Counter[str] = collections.Counter()
         self.refused: collections.Counter[str] = collections.Counter()
-        self.ended = time.monotonic()
-        self.over = False
+        self.watchdog = watchdog.Watchdog(STANDS_STILL, NO_OPERATION_ENDS)
         self.standing = records.volume()  # of a guest whose QEMU does not answer
 
     def create(self, chance: random.Random) -> None:
@@ -154,16 +153,7 @@ class Volumes:
                     self.done[operation.__name__] += 1
                 except REFUSALS as e:
                     self.refused[f'{operation.__name__}: {type(e).__name__}'] += 1
-                self.ended = time.monotonic()
-
-
-def watch(volumes: Volumes) -> None:
-    """The alarm is put off as long as this thread runs, and operations end."""
-    while not volumes.over and time.monotonic() - volumes.ended < NO_OPERATION_ENDS:
-        faulthandler.dump_traceback_later(STANDS_STILL, exit=True)
-        time.sleep(0.05)
-    if volumes.over:
-        faulthandler.cancel_dump_traceback_later()
+                self.watchdog.alive()
 
 
 def differences(volumes: Volumes) -> list[str]:
@@ -211,22 +201,17 @@ def work(volumes: Volumes, number: int) -> list[BaseException]:
 
 def main() -> None:
     volumes = Volumes(records.make_driver(DIRECTORY, libvirt_timeout=1))
-    watcher = threading.Thread(target=watch, args=(volumes,))
-    watcher.start()
     failed: list[object] = []
-    try:
+    with volumes.watchdog.watching():
         with volumes.one_stands():
             for number in range(max(QUIET_POINTS, 1)):
                 failed += work(volumes, number)
                 failed += differences(volumes) if QUIET_POINTS else []
         for volume in volumes.volumes:
             volumes.driver.delete_volume(volume)
-            volumes.ended = time.monotonic()
+            volumes.watchdog.alive()
         volumes.volumes.clear()
         failed += differences(volumes) if QUIET_POINTS else []
-    finally:
-        volumes.over = True
-        watcher.join()
     print(
         f'{MODE}: {sum(volumes.done.values())} done {dict(volumes.done)}, '
         f'{sum(volumes.refused.values())} refused '

@@ -25,7 +25,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import copy
-import faulthandler
 import json
 import random
 import threading
@@ -56,6 +55,7 @@ from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import registry
 from tests.unit import accounts
 from tests.unit import standing_qemu
+from tests.unit import watchdog
 from tests.unit.nova_pcow import base
 
 DIRECTORY, MODE, SEED, SECONDS = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
@@ -254,8 +254,7 @@ class AtOnce(base.ServersTestCase):
         self.done: collections.Counter[str] = collections.Counter()
         self.refused: collections.Counter[str] = collections.Counter()
         self.unexpected: list[str] = []
-        self.ended = time.monotonic()
-        self.over = False
+        self.watchdog = watchdog.Watchdog(STANDS_STILL, NO_OPERATION_ENDS)
 
     def _make_pool(self) -> pool_module.Pool:
         # shorter: the names of sockets have 107 bytes
@@ -492,7 +491,7 @@ class AtOnce(base.ServersTestCase):
             self.refuse(name, f'{getattr(e.response, "status_code", 0)} {said}', server)
         except Refused as e:
             self.refuse(name, str(e), server)
-        self.ended = time.monotonic()
+        self.watchdog.alive()
 
     def refuse(self, name: str, words: str, server: Server | None) -> None:
         if server is not None and server.deleted:
@@ -573,14 +572,6 @@ class AtOnce(base.ServersTestCase):
 
     # ---- all of it ---------------------------------------------------------------------------
 
-    def watch(self) -> None:
-        """The alarm is put off as long as this thread runs, and operations end."""
-        while not self.over and time.monotonic() - self.ended < NO_OPERATION_ENDS:
-            faulthandler.dump_traceback_later(STANDS_STILL, exit=True)
-            time.sleep(0.05)
-        if self.over:
-            faulthandler.cancel_dump_traceback_later()
-
     def round(self, number: int) -> None:
         until, failed = time.monotonic() + SECONDS / ROUNDS, []
 
@@ -602,22 +593,22 @@ class AtOnce(base.ServersTestCase):
         self.assertEqual([], failed)
         self.assertEqual([], self.differences(), f'at quiet point {number}')
 
+    def all_rounds(self) -> None:
+        self.one_stands()
+        for number in range(ROUNDS):
+            self.round(number)
+        self.goes_on()
+        each_by_a_thread(
+            lambda server: self.count(self.delete, server, random.Random()), self.servers
+        )
+        self.assertEqual([], self.differences(), 'at the end')
+        self.assertEqual([], [name for pool in self.pools for name in servers_of(pool)])
+
     def test(self) -> None:
-        watcher = threading.Thread(target=self.watch)
-        watcher.start()
         try:
-            self.one_stands()
-            for number in range(ROUNDS):
-                self.round(number)
-            self.goes_on()
-            each_by_a_thread(
-                lambda server: self.count(self.delete, server, random.Random()), self.servers
-            )
-            self.assertEqual([], self.differences(), 'at the end')
-            self.assertEqual([], [name for pool in self.pools for name in servers_of(pool)])
+            with self.watchdog.watching():
+                self.all_rounds()
         finally:
-            self.over = True
-            watcher.join()
             log(f'{sum(self.done.values())} done {dict(self.done)}')
             log(f'{sum(self.refused.values())} refused {dict(self.refused)}')
         self.assertEqual([], self.unexpected)

@@ -29,7 +29,6 @@ TOP = Path(__file__).resolve().parents[3]
 IMAGE_SIZE = 64 * units.MIB
 # of nova.tests' image service
 IMAGE = '155d900f-4e14-4e4c-a73d-069cbf4541e6'
-_SHARED_CONTEXT = "Can't upgrade a READER transaction to a WRITER"
 _ASK_SECONDS = 0.05
 _ASK_TIMES = 40  # as often as Nova's helper
 KERNEL = 'a2459075-d96c-40d5-893e-577ff92e721c'  # any other image
@@ -191,25 +190,9 @@ class ServersTestCase(base.ServersTestBase):
             return self.make_flavor(rooot='true')
 
     def boot(self, flavor: str, state: str = 'ACTIVE', **arguments: Any) -> Any:
-        def build() -> Any:
-            return self._create_server(
-                image_uuid=IMAGE,
-                flavor_id=flavor,
-                networks='none',
-                expected_state=state,
-                **arguments,
-            )
-
-        try:
-            return build()
-        except AssertionError:
-            # services of one process share a context of Nova's database, which is for one thread:
-            # rarely, on a slow machine
-            if state != 'ACTIVE' or _SHARED_CONTEXT not in self.stdlog.logger.output:
-                raise
-        for server in self.api.get_servers(search_opts={'status': 'error'}):
-            self._delete_server(server)
-        return build()
+        return self._create_server(
+            image_uuid=IMAGE, flavor_id=flavor, networks='none', expected_state=state, **arguments
+        )
 
     def images(self) -> list[str]:
         """Names of what is in the pool."""
