@@ -14,9 +14,9 @@ import traceback
 
 class Watchdog:
     """Who watches says :meth:`alive` when an operation ends; after ``none_ends`` seconds without
-    one the program ends, with exit code 1 and the stacks of all threads. So it does after
-    ``stands_still`` seconds in which its own thread does not run: the hub of green threads does
-    not come round.
+    one the program ends, with exit code 1 and the stacks of all threads. Seconds in which this
+    machine stood count as one. It ends as well after ``stands_still`` seconds in which its own
+    thread does not run: the hub of green threads does not come round.
     """
 
     def __init__(self, stands_still: float, none_ends: float) -> None:
@@ -25,7 +25,7 @@ class Watchdog:
         self.alive()
 
     def alive(self) -> None:
-        self._ended = time.monotonic()
+        self._waited = 0.0
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -38,9 +38,11 @@ class Watchdog:
             watcher.join()
 
     def _watch(self) -> None:
-        while not self._over and time.monotonic() - self._ended < self._none_ends:
+        while not self._over and self._waited < self._none_ends:
             faulthandler.dump_traceback_later(self._stands_still, exit=True)
+            before = time.monotonic()
             time.sleep(0.05)
+            self._waited += min(time.monotonic() - before, 1)
         faulthandler.cancel_dump_traceback_later()
         if not self._over:
             print(f'no operation has ended for {self._none_ends:g} seconds', *_stacks(), sep='\n')
