@@ -464,6 +464,7 @@ class OpenStackTest(Case):
         server.create_image('of-one-that-goes-on')
         server.wait_status('ACTIVE')
 
+    @long.only_long
     def test_life_cycle_of_a_volume(self) -> None:
         cycle = volume_cycle.VolumeCycle(self.bed.api, two_nodes=False)
         rows = tuple(row for row in volume_cycle.ROWS if row not in life_cycle.NEED_TWO_NODES)

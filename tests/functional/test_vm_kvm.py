@@ -250,6 +250,7 @@ class FsdaxTest(VmTestCase):
                 self.assertEqual(0, figures['commits-by-storing-thread'], results['journal'])
                 self.assertLess(figures['journal-writes'], figures['pages'] // 100)
 
+    @long.only_long
     def test_session_of_pools(self) -> None:
         """pcowctl from bare regions on, as in the operator guide."""
         found = [item['name'] for item in self.run_all('fsdax', '--only', 'pools-session')]
@@ -265,6 +266,7 @@ class FsdaxTest(VmTestCase):
         self.assertEqual({f'pool-{name}' for name in names}, set(found))
         self.assertGreater(len(found['pool-refusals']['session']), 7)
 
+    @long.only_long
     def test_confinement(self) -> None:
         """A QEMU that a guest has broken out of, and disks that outlive the service which began
         them.

@@ -62,18 +62,15 @@ static bool is_too_much(const struct pcow_map *map, uint64_t guest_slab)
                               vmas_used(map) - map->slabs[guest_slab].pieces, 0, map->vma_budget);
 }
 
-int bounce_slab(struct pcow_map *map, uint64_t guest_slab)
+int bounce_now(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-    /*
-     * For a page that cannot be read, or for want of memory, nobody must suffer who loads another
-     * one: then it takes the mappings after all, and who loads that page is told by the kernel, or
-     * by resolve(). And while nobody knows what is mapped for stores, a copy would lack what is
-     * stored meanwhile.
-     */
-    if (__atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST) || !is_too_much(map, guest_slab)
-        || copy_slab(map, guest_slab))
-        return layout_map_slab(map, guest_slab);
+    /* While nobody knows what is mapped for stores, a copy would lack what is stored meanwhile. */
+    int ret = __atomic_load_n(&map->unknown, __ATOMIC_SEQ_CST) ? -EBUSY
+                                                                : copy_slab(map, guest_slab);
+
+    if (ret)
+        return ret;
     vmas_begin(map, slab);
     vmas_add(map, 1 - (int)slab->pieces);
     slab->pieces = 1;
@@ -81,4 +78,16 @@ int bounce_slab(struct pcow_map *map, uint64_t guest_slab)
     slab_refresh(&slab->status);
     layout_enter(map, guest_slab, SLAB_BOUNCE);
     return 0;
+}
+
+int bounce_slab(struct pcow_map *map, uint64_t guest_slab)
+{
+    /*
+     * For a page that cannot be read, or for want of memory, nobody must suffer who loads another
+     * one: then it takes the mappings after all, and who loads that page is told by the kernel, or
+     * by resolve().
+     */
+    return is_too_much(map, guest_slab) && bounce_now(map, guest_slab) == 0
+               ? 0
+               : layout_map_slab(map, guest_slab);
 }

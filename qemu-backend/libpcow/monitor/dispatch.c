@@ -319,13 +319,16 @@ static bool serve_store(const siginfo_t *info, const ucontext_t *context, bool o
     return served;
 }
 
-/* A load of what is there, for which the kernel wants a block, see monitor/holes.c. */
+/*
+ * A load of what is there, for which the kernel wants a block, see monitor/holes.c. Or a trap of any
+ * access that has come as one, in a slab which another thread has mapped since: a store to what can
+ * be loaded there traps once more.
+ */
 static bool serve_load(const siginfo_t *info, const ucontext_t *context)
 {
-    struct pcow_map *map =
-        info->si_code == BUS_ADRERR && !is_write(context) ? enter_map(info->si_addr) : NULL;
-    bool served =
-        map && holes_serve(map, (uint64_t)((uint8_t *)info->si_addr - map->address));
+    struct pcow_map *map = info->si_code == BUS_ADRERR ? enter_map(info->si_addr) : NULL;
+    bool served = map && (!is_write(context) || may_be_trap(map, info))
+                  && holes_serve(map, (uint64_t)((uint8_t *)info->si_addr - map->address));
 
     if (map)
         leave_map(map);

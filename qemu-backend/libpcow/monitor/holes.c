@@ -3,8 +3,8 @@
  * Valid pages without blocks, as zeros that were written have, or a copy of the file that leaves
  * zeros out. On tmpfs a load from one takes a block, and a full pool has none: the kernel fails the
  * load, with SIGBUS, EFAULT or in KVM. No load waits or fails for want of space, so one that did
- * finds the kernel's page of zeros in the place of the hole, which takes neither. A store to it
- * traps as it did before.
+ * finds the kernel's page of zeros in the place of the hole, which takes neither; or a copy of the
+ * slab in memory, where mappings are short (bounce.c). A store to it traps as it did before.
  */
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -66,10 +66,17 @@ enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned
     struct slab_map *slab = &map->slabs[guest_slab];
     unsigned count, pieces = slab->pieces + MORE_PIECES;
 
-    /* It traps, or has become so since; or there is more by now than was asked for. */
+    if (!slab_can_be_loaded_from(&slab->status) || slab_is_stale(&slab->status))
+        return HOLES_UNRESOLVED;
+    /* There is more by now than was asked for. */
     if (slab_state(&slab->status) != SLAB_MAPPED || page_set_has(&slab->writable, page))
         return HOLES_CHANGED;
-    count = has_mappings_left(map) ? hole_at(map, guest_slab, page) : 0;
+    count = hole_at(map, guest_slab, page);
+    /* Nothing may be mapped for stores that is copied. */
+    if (count && !has_mappings_left(map)) {
+        layout_unmap_slab(map, guest_slab);
+        return bounce_now(map, guest_slab) ? HOLES_NONE : HOLES_SHOWN;
+    }
     if (!count
         || map_at(map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
                   count * PCOW_PAGE_SIZE, PROT_READ,
@@ -93,6 +100,12 @@ static enum holes_answer show(struct pcow_map *map, uint64_t offset)
     answer = holes_show(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
     chain_release(map->image->chain, guest_slab);
     gate_leave(map);
+    /*
+     * It was mapped when the load failed, or it is what a trap comes as, and was served while this
+     * thread came here.
+     */
+    if (answer == HOLES_UNRESOLVED && resolve(map, offset, false, NULL))
+        answer = HOLES_NONE;
     interrupts_restore(interrupts);
     return answer;
 }
@@ -106,7 +119,7 @@ bool holes_serve(struct pcow_map *map, uint64_t offset)
     for (unsigned tries = 0; possible && tries < MOST_TRIES; tries++) {
         enum holes_answer answer = show(map, offset);
 
-        if (answer != HOLES_CHANGED || copy_touch(map->address + offset))
+        if (answer == HOLES_NONE || answer == HOLES_SHOWN || copy_touch(map->address + offset))
             return answer != HOLES_NONE;
     }
     return false;

@@ -116,6 +116,8 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
  * mappings than there are, as one, of a copy in memory.
  */
 int bounce_slab(struct pcow_map *map, uint64_t guest_slab);
+/* As such a copy, whatever mappings there are; if it fails, all is as before. */
+int bounce_now(struct pcow_map *map, uint64_t guest_slab);
 /*
  * Fill the page table for mapped own pages. Class volatile only: there a load's fault brings in 16
  * writable entries, where a store's brings in one; elsewhere the first store must be seen by the

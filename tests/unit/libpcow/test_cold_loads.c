@@ -16,6 +16,8 @@
 #define SLABS 8u
 #define SIZE (SLABS * PCOW_SLAB_SIZE)
 #define EACH 4u                        /* of so many pages one is the base's */
+#define FEW_MAPPINGS 64u
+#define MORE_FOR_HOLES 260u            /* see monitor/holes.c */
 
 static int pool_setup(void **state)
 {
@@ -150,12 +152,23 @@ static void test_mapped_slabs(void **state)
 
 /* ---- pages that have no blocks --------------------------------------------------------------- */
 
-/* As a copy of the file that leaves zeros out, and as zeros that were written. */
+/* As a copy of the file that leaves zeros out. */
+static void make_sparse(void)
+{
+    const char *pool = pool_directory();
+    char command[1400];
+
+    snprintf(command, sizeof command,
+             "cp --sparse=always %s/base.pcow %s/copy && mv %s/copy %s/base.pcow", pool, pool, pool,
+             pool);
+    assert_int_equal(system(command), 0);
+}
+
+/* So, and as zeros that were written. */
 static void make_holes(void)
 {
     static const char zeros[PCOW_SLAB_SIZE];
     const struct pcow_create_options options = {.base = path_in_pool("base.pcow")};
-    char command[1400];
     pcow_image *image;
 
     pcow_close(must_create(options.base, SIZE, 4096, NULL));
@@ -164,10 +177,7 @@ static void make_holes(void)
     MUST(pcow_write(image, 4096, "x", 1, &error));
     MUST(pcow_write(image, PCOW_SLAB_SIZE, "y", 1, &error));
     pcow_close(image);
-    snprintf(command, sizeof command, "cp --sparse=always %s/base.pcow %s/copy && mv %s/copy "
-             "%s/base.pcow", pool_directory(), pool_directory(), pool_directory(),
-             pool_directory());
-    assert_int_equal(system(command), 0);
+    make_sparse();
     MUST(pcow_create(path_in_pool("top.pcow"), &options, &error));
     image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
     MUST(pcow_write_zeroes(image, PCOW_SLAB_SIZE, 64 * KIB, &error));
@@ -256,6 +266,67 @@ static void test_holes(void **state)
     }
 }
 
+/* Every other page is one: there are more of them than mappings. */
+static void load_many_holes(enum pcow_engine engine)
+{
+    static const char zeros[PCOW_SLAB_SIZE];
+    const struct pcow_create_options options = {.base = path_in_pool("base.pcow")};
+    const struct pcow_map_options how = {
+        .engine = engine,
+        .full_policy = PCOW_FULL_FAIL,
+        .vma_budget = FEW_MAPPINGS,
+        .serves_sigbus = serve_bus(),
+    };
+    struct pcow_map_stats stats;
+    unsigned char *memory;
+    pcow_image *image;
+    pcow_map *map;
+
+    image = must_create(options.base, SIZE, 4096, NULL);
+    for (uint64_t at = 0; at < SIZE / 2; at += PCOW_SLAB_SIZE)
+        MUST(pcow_write(image, at, zeros, sizeof zeros, &error));
+    for (uint64_t at = 0; at < SIZE / 2; at += 2 * PCOW_PAGE_SIZE)
+        MUST(pcow_write(image, at, "x", 1, &error));
+    pcow_close(image);
+    make_sparse();
+    MUST(pcow_create(path_in_pool("top.pcow"), &options, &error));
+    image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
+    MUST(pcow_map_create(image, &how, &map, &error));
+    memory = pcow_map_address(map);
+    memory[0] = 'a';
+    pool_fill();
+    memory[0] = 'b';
+    for (unsigned turn = 0; turn < 2; turn++) {
+        for (uint64_t at = 0; at < SIZE / 2; at += PCOW_PAGE_SIZE) {
+            unsigned char byte = at == 0                        ? 'b'
+                                 : at / PCOW_PAGE_SIZE % 2 == 0 ? 'x'
+                                                                : 0;
+
+            assert_int_equal(((volatile unsigned char *)memory)[at], byte);
+            assert_int_equal(memory[at + 4095], 0);
+        }
+        pcow_map_get_stats(map, &stats);
+        assert_true(count_mappings(memory, SIZE) <= stats.vmas);
+        assert_true(stats.vmas <= FEW_MAPPINGS + MORE_FOR_HOLES);
+        pool_resize("96m");
+    }
+    memory[PCOW_PAGE_SIZE] = memory[PCOW_SLAB_SIZE + PCOW_PAGE_SIZE] = 'c';
+    assert_int_equal(memory[PCOW_PAGE_SIZE] + memory[PCOW_SLAB_SIZE + PCOW_PAGE_SIZE], 2 * 'c');
+    end(image, map);
+}
+
+static void test_many_holes(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+#ifdef __SANITIZE_THREAD__
+        if (engine == PCOW_ENGINE_MINOR)
+            continue;
+#endif
+        load_many_holes(engine);
+    }
+}
+
 /* What was cut off is no hole: a load of it fails. */
 static void test_no_hole(void **state)
 {
@@ -285,6 +356,7 @@ int main(void)
         POOL_TEST(test_copy_on_read),
         POOL_TEST(test_mapped_slabs),
         POOL_TEST(test_holes),
+        POOL_TEST(test_many_holes),
         POOL_TEST(test_no_hole),
     };
 
