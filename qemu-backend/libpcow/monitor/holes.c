@@ -9,11 +9,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "chain/index.h"
 #include "monitor/monitor.h"
-#include "persist/copy.h"
 #include "util/map_at.h"
-#include "util/signals.h"
 
 /* So many mappings one takes beside those of the slab. */
 #define MORE_PIECES 2u
@@ -23,8 +20,6 @@
  */
 #define SHARE_OF_OTHERS 8u
 #define LEAST_OF_OTHERS 256u
-/* Tries, while others change what is mapped there. */
-#define MOST_TRIES 100u
 
 /* Pages from this one on that are such a hole, and not mapped for stores. */
 static unsigned hole_at(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
@@ -86,55 +81,4 @@ enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned
     slab->holes = (uint16_t)(slab->holes + MORE_PIECES < PAGES_PER_SLAB ? slab->holes + MORE_PIECES
                                                                         : PAGES_PER_SLAB);
     return HOLES_SHOWN;
-}
-
-static enum holes_answer show(struct pcow_map *map, uint64_t offset)
-{
-    uint64_t guest_slab = offset >> SLAB_BITS;
-    struct interrupts interrupts = interrupts_disable();
-    enum holes_answer answer;
-
-    gate_enter(map);
-    chain_claim(map->image->chain, guest_slab);
-    index_update(map->image, guest_slab);
-    answer = holes_show(map, guest_slab, (unsigned)(offset / PCOW_PAGE_SIZE % PAGES_PER_SLAB));
-    chain_release(map->image->chain, guest_slab);
-    gate_leave(map);
-    /*
-     * It was mapped when the load failed, or it is what a trap comes as, and was served while this
-     * thread came here.
-     */
-    if (answer == HOLES_UNRESOLVED && resolve(map, offset, false, NULL))
-        answer = HOLES_NONE;
-    interrupts_restore(interrupts);
-    return answer;
-}
-
-/* What changes all the time, or only seems to, and cannot be loaded all the same, is no hole. */
-bool holes_serve(struct pcow_map *map, uint64_t offset)
-{
-    /* All files of a chain are in one pool. */
-    bool possible = map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE;
-
-    for (unsigned tries = 0; possible && tries < MOST_TRIES; tries++) {
-        enum holes_answer answer = show(map, offset);
-
-        if (answer == HOLES_NONE || answer == HOLES_SHOWN || copy_touch(map->address + offset))
-            return answer != HOLES_NONE;
-    }
-    return false;
-}
-
-bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length)
-{
-    bool shown = false;
-    uint64_t end;
-
-    if (offset >= map->size)
-        return false;
-    end = length < map->size - offset ? offset + length : map->size;
-    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE)
-        if (!copy_touch(map->address + offset))
-            shown |= holes_serve(map, offset);
-    return shown;
 }

@@ -236,7 +236,7 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
  */
 int resolve_store(struct pcow_map *map, uint64_t guest_slab, unsigned page, bool alone);
 
-/* monitor/holes.c: a load has failed. Async-signal-safe. show: the claim is held. */
+/* monitor/holes.c: a load has failed. Async-signal-safe. The claim is held. */
 enum holes_answer {
     HOLES_NONE,                        /* that was no hole of a pool in memory that is full */
     HOLES_SHOWN,                       /* it was, and can be loaded now */
@@ -245,7 +245,7 @@ enum holes_answer {
 };
 
 enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page);
-/* True: it may be tried again. */
+/* monitor/holes_serve.c. True: it may be tried again. Async-signal-safe. */
 bool holes_serve(struct pcow_map *map, uint64_t offset);
 
 /* monitor/gate.c. Signals are blocked between enter and leave. Async-signal-safe. */
