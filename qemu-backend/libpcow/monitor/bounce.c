@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Slabs that lie in more pieces than there are mappings for, and that cannot become one piece in
- * the file: of an image that is open for reading only, or on a full pool. What the slab shows is
- * copied to memory of its own, of which nobody sees anything before all of it is there. It does
- * not become stale: only what is mapped for stores changes, and that is mapped over the copy. Of an
- * image that is open for reading nobody writes to the file (who opened it without its lock,
- * PCOW_OPEN_FORCE_SHARE, is promised nothing), and what a snapshot shows stays.
+ * Slabs that lie in more pieces, or have more holes (holes.c), than there are mappings for, and
+ * that cannot become one piece in the file: of an image that is open for reading only, or on a full
+ * pool. What the slab shows is copied to memory of its own, of which nobody sees anything before
+ * all of it is there. It does not become stale: only what is mapped for stores changes, and that is
+ * mapped over the copy. Of an image that is open for reading nobody writes to the file (who opened
+ * it without its lock, PCOW_OPEN_FORCE_SHARE, is promised nothing), and what a snapshot shows
+ * stays.
  */
 #include <errno.h>
 #include <sys/mman.h>

@@ -320,11 +320,11 @@ static bool serve_store(const siginfo_t *info, const ucontext_t *context, bool o
 }
 
 /*
- * A load of what is there, for which the kernel wants a block, see monitor/holes.c. Or a trap of any
- * access that has come as one, in a slab which another thread has mapped since: a store to what can
- * be loaded there traps once more.
+ * A load of what is there, for which the kernel wants a block, see monitor/holes.c. Or any access
+ * that was a trap, to such a hole in a slab which another thread has mapped since: once that can be
+ * loaded, a store to it traps again.
  */
-static bool serve_load(const siginfo_t *info, const ucontext_t *context)
+static bool serve_hole(const siginfo_t *info, const ucontext_t *context)
 {
     struct pcow_map *map = info->si_code == BUS_ADRERR ? enter_map(info->si_addr) : NULL;
     bool served = map && (!is_write(context) || may_be_trap(map, info))
@@ -347,7 +347,7 @@ static bool serve_bus(const siginfo_t *info, void *context, bool own_handler)
     if (from_outside(info) || info->si_code == BUS_MCEERR_AO)
         return false;
     return copy_fail_at(context) || serve_trap(info, context, own_handler)
-           || serve_store(info, context, own_handler) || serve_load(info, context)
+           || serve_store(info, context, own_handler) || serve_hole(info, context)
            || (is_in_window(info->si_addr) && is_after_system_call(context));
 }
 

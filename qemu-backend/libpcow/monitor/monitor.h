@@ -241,7 +241,7 @@ enum holes_answer {
     HOLES_NONE,                        /* that was no hole of a pool in memory that is full */
     HOLES_SHOWN,                       /* it was, and can be loaded now */
     HOLES_UNRESOLVED,                  /* the slab traps, or may be behind the chain */
-    HOLES_CHANGED,                     /* it is mapped for stores */
+    HOLES_CHANGED,                     /* something else is mapped there */
 };
 
 enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page);

@@ -7,6 +7,7 @@ import unittest
 from tests.unit.pcow_driver import base
 
 PROGRAM = """
+{first}
 import threading, time
 from tests.unit import watchdog
 dog = watchdog.Watchdog({stands_still}, {none_ends})
@@ -19,8 +20,12 @@ print('at the end')
 
 
 class WatchdogTest(unittest.TestCase):
-    def ends(self, work: str, stands_still: float = 60, none_ends: float = 60) -> tuple[int, str]:
-        program = PROGRAM.format(stands_still=stands_still, none_ends=none_ends, work=work)
+    def ends(
+        self, work: str, stands_still: float = 60, none_ends: float = 60, first: str = ''
+    ) -> tuple[int, str]:
+        program = PROGRAM.format(
+            stands_still=stands_still, none_ends=none_ends, work=work, first=first
+        )
         done = subprocess.run(
             [sys.executable, '-c', program],
             stdout=subprocess.PIPE,
@@ -35,6 +40,15 @@ class WatchdogTest(unittest.TestCase):
         code, said = self.ends('waits_for_ever()', none_ends=0.3)
         self.assertEqual(1, code)
         self.assertIn('no operation has ended for 0.3 seconds', said)
+        self.assertIn('in waits_for_ever', said)
+
+    def test_green_threads(self) -> None:
+        code, said = self.ends(
+            'eventlet.spawn(waits_for_ever).wait()',
+            none_ends=0.3,
+            first='import eventlet\neventlet.monkey_patch()',
+        )
+        self.assertEqual(1, code)
         self.assertIn('in waits_for_ever', said)
 
     def test_no_other_thread_runs(self) -> None:
