@@ -9,6 +9,7 @@ import itertools
 import os
 from pathlib import Path
 import subprocess
+import time
 from unittest import mock
 
 from tests.functional import images
@@ -30,7 +31,7 @@ class ScsiBlockTest(backend.QemuTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.overlay()
-        disk, library = self.directory / 'disk.raw', self.directory / 'sg_disk.so'
+        disk = self.directory / 'disk.raw'
         disk.write_bytes(access.disk_bytes(0, DISK_SIZE))
         self.device = Path(
             subprocess.run(
@@ -38,13 +39,16 @@ class ScsiBlockTest(backend.QemuTestCase):
             ).stdout.strip()
         )
         self.addCleanup(subprocess.run, ['losetup', '-d', str(self.device)], check=True)
-        source = Path(__file__).with_name('sg_disk.c')
+        self.environment = {'LD_PRELOAD': f'{self.library("sg_disk")} {self.library("slow_disk")}'}
+
+    def library(self, name: str) -> Path:
+        library, source = self.directory / f'{name}.so', Path(__file__).with_name(f'{name}.c')
         subprocess.run(['cc', '-shared', '-fPIC', '-o', library, source], check=True)
-        self.environment = {'LD_PRELOAD': str(library)}
+        return library
 
     @contextlib.contextmanager
     def start(
-        self, more: str = '', *, iothread: bool = False
+        self, more: str = '', *arguments: str, iothread: bool = False
     ) -> Iterator[tuple[qemu.Qemu, virtio.Scsi]]:
         disk = (
             *(('-object', 'iothread,id=io0') if iothread else ()),
@@ -55,7 +59,7 @@ class ScsiBlockTest(backend.QemuTestCase):
             '-device',
             'scsi-block,drive=disk',
         )
-        vm = qemu.Qemu(self.directory, *backend.backend(self.image, more), *disk)
+        vm = qemu.Qemu(self.directory, *backend.backend(self.image, more), *disk, *arguments)
         with contextlib.ExitStack() as stack:
             with mock.patch.dict(os.environ, self.environment):
                 stack.enter_context(vm)
@@ -92,6 +96,50 @@ class ScsiBlockTest(backend.QemuTestCase):
                         file.seek(sector * 512)
                         self.assertEqual(vm.read(address + offset, 4096), file.read(4096))
                 self.assertIsNone(vm.take_event('PCOW_ERROR'))
+
+    def test_snapshot_before_it_begins(self) -> None:
+        """The command waits for a snapshot, which undoes what was prepared when its buffer was
+        mapped (Q4).
+        """
+        slow_file = self.directory / 'disk.slow'
+        slow_file.write_bytes(bytes(images.MIB))
+        slow_disk = (
+            '-blockdev',
+            f'file,node-name=slow,filename={slow_file}',
+            '-device',
+            f'virtio-blk-pci,drive=slow,addr={SLOT + 1}',
+        )
+        for engine, iothread in itertools.product(('minor', 'signal'), (False, True)):
+            start = self.start(f',pcow-engine={engine}', *slow_disk, iothread=iothread)
+            with self.subTest(engine, iothread=iothread), start as (vm, scsi):
+                slow = virtio.Block(vm, SLOT + 1)
+                buffer = vm.address('nv0') + 16 * images.MIB
+                for kind in (virtio.BLOCK_IN, virtio.BLOCK_OUT):
+                    vm.write(buffer, b'\x11' * 4096)
+                    slow.post_input(0, [(vm.address('nv0'), 4096)])
+                    slow.notify()
+                    time.sleep(0.05)
+                    name = f'{engine}{iothread}{kind}'
+                    waits = {'id': 'mem0', 'name': name, 'max-wait': 20000}
+                    vm.begin_qmp('pcow-snapshot-create', **waits)
+                    time.sleep(0.05)
+                    scsi.post_transfer(kind, 8192, [(buffer, 4096)])
+                    scsi.notify()
+                    time.sleep(0.05)
+                    self.assertFalse(scsi.served())
+                    self.assertIn('return', vm.end_qmp('pcow-snapshot-create'))
+                    scsi.wait()
+                    self.assertEqual(0, scsi.status())
+                    slow.wait()
+                    with self.device.open('rb') as file:
+                        file.seek(8192 * 512)
+                        self.assertEqual(vm.read(buffer, 4096), file.read(4096))
+                    raw = self.directory / 'raw'
+                    convert = ('pcow-img', 'convert', '-U', '-O', 'raw', '-l', name)
+                    backend.tool(*convert, self.image, raw)
+                    with raw.open('rb') as file:
+                        file.seek(16 * images.MIB)
+                        self.assertEqual(b'\x11' * 4096, file.read(4096))
 
     def test_buffer_that_cannot_be_prepared(self) -> None:
         with self.start() as (vm, scsi):

@@ -260,6 +260,13 @@ class Scsi(Device):
 
         :returns: 0 if it went well, else the status of the command or of the device
         """
+        self.post_transfer(kind, sector, buffers)
+        self.notify()
+        self.wait()
+        return self.status()
+
+    def post_transfer(self, kind: int, sector: int, buffers: Sequence[tuple[int, int]]) -> None:
+        """A command of which nobody is told yet."""
         blocks = sum(length for _address, length in buffers) // SECTOR
         command = struct.pack(
             '>BBIBHB', 0x28 if kind == BLOCK_IN else 0x2A, 0, sector, 0, blocks, 0
@@ -268,11 +275,14 @@ class Scsi(Device):
         self._vm.write(self.scratch, lun + bytes(11) + command.ljust(32, b'\0') + b'\xff' * 108)
         header, answer = (self.scratch, 51), (self.scratch + 51, 108)
         if kind == BLOCK_IN:
-            self.request([header], [answer, *buffers])
+            self.post([header], [answer, *buffers])
         else:
-            self.request([header, *buffers], [answer])
+            self.post([header, *buffers], [answer])
+
+    def status(self) -> int:
+        """Of the last one, when it has been served."""
         _length, _rest, _qualifier, status, response = struct.unpack(
-            '<IIHBB', self._vm.read(answer[0], 12)
+            '<IIHBB', self._vm.read(self.scratch + 51, 12)
         )
         return int(status or response)
 
