@@ -7,6 +7,9 @@
 #                                            libpcow must have been built in BUILD_PREFIX/meson
 #   build-qemu.sh --unpack BUILD_PREFIX SERIES TREE     the source in TREE/src, without our patches
 #   build-qemu.sh --compile BUILD_PREFIX SERIES TREE    what is there, with pcow if it knows that
+#   build-qemu.sh --compile --cross SYSROOT BUILD_PREFIX SERIES TREE
+#                                            for aarch64, which pcow is not for, with the libraries in
+#                                            SYSROOT
 #
 # The source is Debian's package with Debian's patches, the newest that the suite or its security
 # updates have, fetched from the mirrors that this machine's own apt uses and checked with Debian's
@@ -48,6 +51,8 @@ QEMU_PATCHES=$top/qemu-backend/patches
 QEMU_SERIES=                            # which QEMU
 QEMU_UPDATE=                            # look for a newer source
 QEMU_FEATURES=small
+QEMU_SYSROOT=                           # of another kind of host
+QEMU_CROSS=aarch64-linux-gnu
 WORK=                                   # what an exit has to remove
 
 say() {
@@ -252,12 +257,20 @@ knows_pcow() {
     grep -q "^option('pcow'" "$1/src/meson_options.txt"
 }
 
+# is_known OPTION TREE: does what is there, for the host that it is for, have that?
+is_known() {
+    case $1 in
+    --enable-pcow) [ -z "$QEMU_SYSROOT" ] && knows_pcow "$2" ;;
+    --enable-kvm) [ -z "$QEMU_SYSROOT" ] ;;
+    esac
+}
+
 configure() {
     local tree=$1 cc=${CC:-cc} option
     local -a options=()
     [ ! -e "$tree/build/.configured" ] || return 0
     for option in "${QEMU_CONFIGURE[@]}"; do
-        if [ "$option" != --enable-pcow ] || knows_pcow "$tree"; then
+        if is_known "$option" "$tree"; then
             options+=("$option")
         fi
     done
@@ -265,6 +278,12 @@ configure() {
     rm -rf "$tree/venv" "$tree/build"
     quietly "$tree/log" /usr/bin/python3 -m venv "$tree/venv"
     quietly "$tree/log" "$tree/venv/bin/pip" install --quiet --disable-pip-version-check "${QEMU_PYTHON_PACKAGES[@]}"
+    if [ -n "$QEMU_SYSROOT" ]; then
+        options+=("--cross-prefix=$QEMU_CROSS-")
+        cc="$QEMU_CROSS-gcc --sysroot=$QEMU_SYSROOT"
+        export PKG_CONFIG=pkg-config PKG_CONFIG_SYSROOT_DIR=$QEMU_SYSROOT
+        export PKG_CONFIG_LIBDIR=$QEMU_SYSROOT/usr/lib/$QEMU_CROSS/pkgconfig:$QEMU_SYSROOT/usr/share/pkgconfig
+    fi
     if command -v ccache >/dev/null; then
         cc="ccache $cc"
     fi
@@ -335,7 +354,7 @@ compile_part() {
     local prefix=$1 tree=$2
     stage_library "$prefix/meson/qemu-backend/libpcow/libpcow.a" "$top/qemu-backend/libpcow/include/pcow.h" "$tree/libpcow"
     configure "$tree"
-    if knows_pcow "$tree"; then
+    if is_known --enable-pcow "$tree"; then
         PKG_CONFIG_PATH=$tree/libpcow quietly "$tree/log" "$tree/venv/bin/meson" configure "$tree/build" -Dpcow=enabled
     fi
     compile "$tree"
@@ -351,6 +370,9 @@ main() {
         --unpack | --compile) mode=${1#--} ;;
         --full) QEMU_FEATURES=full ;;
         --update) QEMU_UPDATE=yes ;;
+        --cross)
+            QEMU_SYSROOT=$2
+            shift ;;
         *) break ;;
         esac
         shift
@@ -360,7 +382,7 @@ main() {
     full) QEMU_CONFIGURE+=("${QEMU_FULL[@]}") ;;
     esac
     if (($# != 3)) || [ -z "${QEMU_SUITES[$2]:-}" ]; then
-        die "usage: build-qemu.sh [--unpack | --compile | --full | --update] BUILD_PREFIX SERIES BIN, where SERIES is" \
+        die "usage: build-qemu.sh [--unpack | --compile [--cross SYSROOT] | --full | --update] BUILD_PREFIX SERIES BIN, where SERIES is" \
             "one of ${!QEMU_SUITES[*]}"
     fi
     QEMU_SERIES=$2

@@ -13,6 +13,10 @@ packages_qemu_full=(libattr1-dev libasound2-dev libbpf-dev libbrlapi-dev libcaca
     libpmem-dev libpng-dev libpulse-dev librbd-dev librdmacm-dev libsasl2-dev libsdl2-dev libspice-protocol-dev
     libspice-server-dev libssh-dev libudev-dev libusb-1.0-0-dev libusbredirparser-dev libvdeplug-dev libvirglrenderer-dev
     libvte-2.91-dev nettle-dev)
+# For tools/qemu-series cross, and what it unpacks of aarch64.
+packages_cross=(mmdebstrap gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+packages_sysroot=(libc6-dev libglib2.0-dev libpixman-1-dev zlib1g-dev libfdt-dev libseccomp-dev libslirp-dev libnuma-dev
+    liburing-dev libaio-dev)
 # For the boot shim's kernel.
 packages_kernel=(bc libelf-dev lz4)
 # To run images and virtual machines.

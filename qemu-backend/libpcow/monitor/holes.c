@@ -67,10 +67,10 @@ enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned
     if (slab_state(&slab->status) != SLAB_MAPPED || page_set_has(&slab->writable, page))
         return HOLES_CHANGED;
     count = hole_at(map, guest_slab, page);
-    /* Nothing may be mapped for stores that is copied. */
+    /* Nothing may be mapped for stores that is copied. Without a copy, resolve() has other ways. */
     if (count && !has_mappings_left(map)) {
         layout_unmap_slab(map, guest_slab);
-        return bounce_now(map, guest_slab) ? HOLES_NONE : HOLES_SHOWN;
+        return bounce_now(map, guest_slab) ? HOLES_UNRESOLVED : HOLES_SHOWN;
     }
     if (!count
         || map_at(map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
