@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool: a directory of images on one byte-addressable (or ordinary) file system.
 
-The marker file ``.pcow-pool`` tells a pool from any other directory. Images are the files
-``NAME.pcow``; one that is sealed is a template, and what stands on it are its children.
+A marker tells a pool from any other directory (:mod:`pcow_driver.pools.marker`). Images are the
+files ``NAME.pcow``; one that is sealed is a template, and what stands on it are its children.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import datetime
-import json
 import os
 import stat
 from typing import Any
@@ -20,7 +19,6 @@ import uuid as uuidlib
 from oslo_log import log as logging
 
 from pcow_driver.common import access
-from pcow_driver.common import durable
 from pcow_driver.common import exception
 from pcow_driver.common import immutable
 from pcow_driver.common import locks
@@ -32,15 +30,13 @@ from pcow_driver.images import model
 from pcow_driver.images import protection
 from pcow_driver.pools import bases
 from pcow_driver.pools import list_cache
+from pcow_driver.pools import marker
 from pcow_driver.pools import provisioned
 from pcow_driver.pools import scrubs
 from pcow_driver.pools import settings as settings_module
 from pcow_driver.pools import watermark
 
 LOG = logging.getLogger(__name__)
-
-_MARKER_FORMAT = 1
-_MAX_MARKER_SIZE = 64 << 10
 
 
 def _is_damaged(path: str) -> bool:
@@ -88,6 +84,10 @@ class Pool:
     settings: settings_module.Settings = dataclasses.field(default_factory=settings_module.Settings)
     made_as: str | None = None  # persistence class when it was made; None: nobody noted it
 
+    @property
+    def marker(self) -> marker.Marker:
+        return marker.Marker(self.name, self.uuid, self.created, self.made_as)
+
     def renamed(self, name: str) -> Pool:
         return dataclasses.replace(self, name=name)
 
@@ -112,7 +112,7 @@ class Pool:
 
     def _check_there(self) -> None:
         """:raises PoolInvalid:"""
-        if open_directory(self.path).uuid != self.uuid:
+        if marker.read(self.path).uuid != self.uuid:
             raise exception.PoolInvalid(
                 path=self.path, reason=f'the pool {self.name} was here and another one is now'
             )
@@ -601,12 +601,12 @@ class Pool:
 
 
 def make(name: str, directory: str) -> Pool:
-    """Write the marker file; the directory is made if it is missing.
+    """The directory is made if it is missing.
 
     :raises PoolInvalid: it is a pool already, or cannot be used
     """
     path = os.path.abspath(directory)
-    check_none(path)
+    marker.check_none(path)
     _make_directory(path)
     pool = Pool(
         name=name,
@@ -615,7 +615,7 @@ def make(name: str, directory: str) -> Pool:
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
         made_as=_class_of(path),
     )
-    write_marker(pool)
+    marker.write(path, pool.marker)
     return pool
 
 
@@ -636,102 +636,11 @@ def _class_of(path: str) -> str | None:
         return None
 
 
-def check_none(directory: str) -> None:
-    """:raises PoolInvalid: it is a pool already"""
-    if os.path.lexists(os.path.join(directory, names.MARKER)):
-        raise exception.PoolInvalid(
-            path=directory, reason="it is a pool already; 'pcowctl pool import' makes it known"
-        )
-
-
-def write_marker(pool: Pool) -> None:
-    """Also of a pool that was one before :func:`unmake`.
-
-    :raises PoolInvalid: the directory is a pool already, or cannot be used
-    """
-    path = pool.path
-    value = {
-        'format': _MARKER_FORMAT,
-        'uuid': pool.uuid,
-        'name': pool.name,
-        'created': pool.created,
-    }
-    text = json.dumps(value | ({'class': pool.made_as} if pool.made_as else {})) + '\n'
-    marker = os.path.join(path, names.MARKER)
-    try:
-        fd = os.open(
-            marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
-        )
-    except FileExistsError:
-        raise exception.PoolInvalid(
-            path=path, reason="it is a pool already; 'pcowctl pool import' makes it known"
-        ) from None
-    except OSError as e:
-        raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
-    try:
-        with os.fdopen(fd, 'w', encoding='utf-8') as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        durable.sync(path)
-    except OSError as e:
-        os.unlink(marker)
-        raise exception.PoolInvalid(path=path, reason=str(e.strerror)) from None
-
-
-def unmake(pool: Pool) -> None:
-    """Delete the marker file and that of the lock; the directory and what else is in it stay."""
-    os.unlink(os.path.join(pool.path, names.MARKER))
-    # afterwards: nobody makes it anew
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(pool.path, names.LOCK))
-
-
 def open_directory(directory: str) -> Pool:
     """The pool in a directory, under the name in its marker.
 
     :raises PoolInvalid: there is none
     """
     path = os.path.abspath(directory)
-    try:
-        fd = os.open(
-            os.path.join(path, names.MARKER),
-            os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-        )
-        with os.fdopen(fd, encoding='utf-8') as f:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} is not a file')
-            value = json.loads(f.read(_MAX_MARKER_SIZE))
-    except FileNotFoundError:
-        raise exception.PoolInvalid(
-            path=path,
-            reason=(
-                f"it has no {names.MARKER}; if its file system is not mounted, mount it, "
-                f"else 'pcowctl pool create' makes a pool"
-            ),
-        ) from None
-    except (OSError, ValueError, RecursionError) as e:
-        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER}: {e}') from None
-    return _from_marker(path, value)
-
-
-def _from_marker(path: str, value: Any) -> Pool:
-    if not isinstance(value, dict) or value.get('format') != _MARKER_FORMAT:
-        raise exception.PoolInvalid(
-            path=path, reason=f'{names.MARKER} was written by another version'
-        )
-    fields = {key: value.get(key) for key in ('name', 'uuid', 'created')}
-    if not all(isinstance(field, str) for field in fields.values()):
-        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER} lacks name, uuid or created')
-    try:
-        uuid = str(uuidlib.UUID(fields['uuid']))
-        names.check_name('pool', str(fields['name']))
-    except (ValueError, exception.InvalidName) as e:
-        raise exception.PoolInvalid(path=path, reason=f'{names.MARKER}: {e}') from None
-    return Pool(
-        name=str(fields['name']),
-        path=path,
-        uuid=uuid,
-        created=str(fields['created']),
-        made_as=value['class'] if isinstance(value.get('class'), str) else None,
-    )
+    found = marker.read(path)
+    return Pool(found.name, path, found.uuid, found.created, made_as=found.made_as)

@@ -16,6 +16,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import locks
 from pcow_driver.common import names
 from pcow_driver.pools import list_cache
+from pcow_driver.pools import marker
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import scrubs
 from pcow_driver.pools import settings as settings_module
@@ -111,7 +112,7 @@ class PoolRegistry:
             try:
                 self._add(pools, pool)
             except BaseException:
-                pool_module.unmake(pool)
+                marker.remove(pool.path)
                 raise
         return pool
 
@@ -207,7 +208,7 @@ class PoolRegistry:
                 pool = self._open(entry)
                 with pool.lock():
                     self._check_empty(pool)
-                    pool_module.unmake(pool)
+                    marker.remove(pool.path)
             del pools[name]
             self._write(pools)
         list_cache.forget(entry.uuid)
@@ -228,7 +229,7 @@ class PoolRegistry:
                 self._check_empty(pool)
                 pools[name]['ending'] = dataclasses.asdict(ending)
                 self._write(pools)
-                pool_module.unmake(pool)
+                marker.remove(pool.path)
 
     @staticmethod
     def _check_empty(pool: pool_module.Pool) -> None:
@@ -254,7 +255,7 @@ class PoolRegistry:
             pools = self._read()
             if pool.name not in pools or pools[pool.name]['uuid'] != pool.uuid:
                 self._check_free(pools, pool.name)
-            pool_module.write_marker(pool)
+            marker.write(pool.path, pool.marker)
             self._add(pools, pool)
 
     @staticmethod

@@ -11,6 +11,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.pmem import filesystem
 from pcow_driver.pmem import mount_unit
+from pcow_driver.pools import marker
 from pcow_driver.pools import pool
 from pcow_driver.pools import registry
 from pcow_driver.privileged import filesystems
@@ -40,7 +41,7 @@ def plan_directory(name: str, directory: str, owner: Owner | None = None) -> pla
                 f'one afterwards (chown)'
             )
         )
-    pool.check_none(directory)
+    marker.check_none(directory)
     plan = plan_module.Plan()
     mount = boot.not_mounted_at_boot(directory)
     if mount and boot.may_be_mounted(directory):

@@ -23,7 +23,7 @@ from pcow_driver.common import tool
 from pcow_driver.common import units
 from pcow_driver.images import image
 from pcow_driver.pools import device
-from pcow_driver.pools import pool as pool_module
+from pcow_driver.pools import marker
 from pcow_driver.pools import registry
 from pcow_driver.virt import boot
 from pcow_driver.virt import libvirt_xml
@@ -325,7 +325,7 @@ class InventoryTest(base.ServersTestCase):
             ['mount', '-t', 'tmpfs', '-o', 'size=4g', 'none', self.pool.path], check=True
         )
         self.addCleanup(subprocess.run, ['umount', '-l', self.pool.path], check=True)
-        pool_module.write_marker(self.pool)
+        marker.write(self.pool.path, self.pool.marker)
 
     def start(self) -> None:
         self.start_compute()

@@ -17,6 +17,7 @@ from pcow_driver.common import exception
 from pcow_driver.common import names
 from pcow_driver.images import image
 from pcow_driver.images import image_locks
+from pcow_driver.pools import marker
 from pcow_driver.pools import pool as pool_module
 from pcow_driver.pools import staging
 from tests.unit.pcow_driver import base
@@ -26,6 +27,7 @@ SIZE = 4 << 20
 _OTHER_HOST = """
 import sys
 from pcow_driver.common import conf
+from pcow_driver.pools import marker
 from pcow_driver.pools import pool
 conf.CONF([], default_config_files=[])
 conf.CONF.set_override('state_path', sys.argv[1], 'pcow')
@@ -107,7 +109,7 @@ class PoolLockTest(base.TestCase):
         with self.other_host():
             thread, done = self.waiting()
             thread.join(0.3)
-            pool_module.unmake(self.pool)
+            marker.remove(self.pool.path)
         thread.join(20)
         self.assertIn('it has no .pcow-pool', done[0])
         self.assertEqual([], os.listdir(self.pool.path))
