@@ -26,6 +26,13 @@ class SchemaTest(base.TestCase):
         self.assertGreater(len(named), 15)
         self.assertEqual([], sorted(set(named) - set(self.entries)))
 
+    def test_none_without_pcow(self) -> None:
+        """Nothing defines them in a QEMU that is built without it: it could not be linked."""
+        text = qapi.schema_file(base.TOP).read_text()
+        own = [entry for entry in self.entries.values() if f"'{entry.name}'" in text]
+        self.assertGreater(len(own), 15)
+        self.assertEqual([], [entry.name for entry in own if entry.code.get('if') != 'CONFIG_PCOW'])
+
     def test_each_number_has_a_unit(self) -> None:
         without = [
             f'{entry.name}.{member}'
