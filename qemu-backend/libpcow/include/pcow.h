@@ -14,9 +14,9 @@
  * Errors: functions return 0 (or a count) on success and a negative errno on failure; *error, which
  * may be NULL, then holds the same errno and one sentence that names the file and the way out.
  * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(),
- * pcow_map_settle(), pcow_map_show_holes(), pcow_map_flush(), pcow_map_next_event() and
- * pcow_map_get_stats(), which any thread may call while the map exists, and the stores of the
- * guest. A call that comes beside a snapshot create or a revert waits until that is over. Signals:
+ * pcow_map_settle(), pcow_map_show_holes(), pcow_map_holes_shown(), pcow_map_flush(),
+ * pcow_map_next_event() and pcow_map_get_stats(), which any thread may call while the map exists,
+ * and the stores of the guest. A call that comes beside a snapshot create or a revert waits until that is over. Signals:
  * while the library has claimed a part of an image it has them blocked in its thread, but those
  * that tell of an instruction (SIGSEGV, SIGBUS and such), so that any handler may store to a map,
  * except in the thread of a create or a revert. Who waits for space takes them. Processes: a child
@@ -599,6 +599,12 @@ void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length);
  * True: there was such a page, it shows zeros now, and the call may be repeated.
  */
 bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length);
+/*
+ * How often holes of this map were shown, for any access. A call that has failed may be repeated,
+ * too, if this has grown since before it: another load may have had its hole shown. Lock-free,
+ * async-signal-safe.
+ */
+uint64_t pcow_map_holes_shown(const pcow_map *map);
 /*
  * Whether the page at offset may be loaded from (stored to) without EFAULT; class page-cache: now.
  * With engine minor: only where pcow_map_resolve() was called for its slab (2 MiB), as what nobody

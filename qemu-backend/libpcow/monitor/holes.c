@@ -21,8 +21,7 @@
 #define SHARE_OF_OTHERS 8u
 #define LEAST_OF_OTHERS 256u
 
-/* Pages from this one on that are such a hole, and not mapped for stores. */
-static unsigned hole_at(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
+unsigned holes_at(const struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     const struct page_set *writable = &map->slabs[guest_slab].writable;
     struct place place =
@@ -56,6 +55,12 @@ static bool has_mappings_left(const struct pcow_map *map)
     return vmas_used(map) + MORE_PIECES <= map->vma_budget + more;
 }
 
+static enum holes_answer note_shown(struct pcow_map *map)
+{
+    __atomic_fetch_add(&map->holes_shown, 1, __ATOMIC_SEQ_CST);
+    return HOLES_SHOWN;
+}
+
 enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -66,11 +71,13 @@ enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned
     /* There is more by now than was asked for. */
     if (slab_state(&slab->status) != SLAB_MAPPED || page_set_has(&slab->writable, page))
         return HOLES_CHANGED;
-    count = hole_at(map, guest_slab, page);
-    /* Nothing may be mapped for stores that is copied. Without a copy, resolve() has other ways. */
+    count = holes_at(map, guest_slab, page);
     if (count && !has_mappings_left(map)) {
-        layout_unmap_slab(map, guest_slab);
-        return bounce_now(map, guest_slab) ? HOLES_UNRESOLVED : HOLES_SHOWN;
+        if (bounce_now(map, guest_slab) == 0)
+            return note_shown(map);
+        if (slab_state(&slab->status) != SLAB_MAPPED)
+            return HOLES_UNRESOLVED;
+        /* Another page of it cannot be read, or memory is short: beyond the budget, then. */
     }
     if (!count
         || map_at(map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
@@ -80,5 +87,5 @@ enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned
     layout_set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
     slab->holes = (uint16_t)(slab->holes + MORE_PIECES < PAGES_PER_SLAB ? slab->holes + MORE_PIECES
                                                                         : PAGES_PER_SLAB);
-    return HOLES_SHOWN;
+    return note_shown(map);
 }

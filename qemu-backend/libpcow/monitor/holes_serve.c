@@ -36,10 +36,18 @@ bool holes_serve(struct pcow_map *map, uint64_t offset)
     for (unsigned tries = 0; possible && tries < MOST_TRIES; tries++) {
         enum holes_answer answer = show(map, offset);
 
-        if (answer == HOLES_NONE || answer == HOLES_SHOWN || copy_touch(map->address + offset))
-            return answer != HOLES_NONE;
+        /* None is left: another load, for which there was space by then, may have filled it. */
+        if (answer == HOLES_SHOWN || copy_touch(map->address + offset))
+            return true;
+        if (answer == HOLES_NONE)
+            return false;
     }
     return false;
+}
+
+uint64_t pcow_map_holes_shown(const pcow_map *map)
+{
+    return __atomic_load_n(&map->holes_shown, __ATOMIC_SEQ_CST);
 }
 
 bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length)

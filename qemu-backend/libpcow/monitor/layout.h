@@ -116,7 +116,10 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
  * mappings than there are, as one, of a copy in memory.
  */
 int bounce_slab(struct pcow_map *map, uint64_t guest_slab);
-/* As such a copy, whatever mappings there are; if it fails, all is as before. */
+/*
+ * As such a copy, whatever mappings there are, but for what is mapped for stores. If it fails, all
+ * is as before, or nothing is mapped.
+ */
 int bounce_now(struct pcow_map *map, uint64_t guest_slab);
 /*
  * Fill the page table for mapped own pages. Class volatile only: there a load's fault brings in 16

@@ -16,7 +16,9 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
 
-    if (!slab_is_unmapped(&slab->status) && slab->pieces > 1)
+    /* A copy is no matter of the chain, nor are the pages that are mapped for stores over it. */
+    if (!slab_is_unmapped(&slab->status) && slab_state(&slab->status) != SLAB_BOUNCE
+        && slab->pieces > 1)
         layout_set_pieces(map, slab, layout_count_pieces(map, guest_slab) + slab->holes);
 }
 

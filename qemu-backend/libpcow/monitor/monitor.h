@@ -135,6 +135,7 @@ struct pcow_map {
     struct retired retired;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     uint64_t bounced;                  /* slabs in state BOUNCE; relaxed */
+    uint64_t holes_shown;              /* times that holes_show() has shown any */
     /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
     uint64_t asked;
     /* handlers of SIGSEGV that will look at this map again; atomic */
@@ -245,6 +246,8 @@ enum holes_answer {
 };
 
 enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page);
+/* So many pages from this one on are such a hole, and not mapped for stores. */
+unsigned holes_at(const struct pcow_map *map, uint64_t guest_slab, unsigned page);
 /* monitor/holes_serve.c. True: it may be tried again. Async-signal-safe. */
 bool holes_serve(struct pcow_map *map, uint64_t offset);
 

@@ -115,9 +115,11 @@ static int copy_in(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     static const uint8_t zeros[PCOW_PAGE_SIZE];
     struct place place = chain_find(map->image, guest_slab, page, 1);
+    /* Of a hole in a full pool nothing can be loaded, see holes.c. */
     const void *source =
-        place.present ? file_address(&map->image->chain->file[place.level]->file, place.offset)
-                      : zeros;
+        place.present && !holes_at(map, guest_slab, page)
+            ? file_address(&map->image->chain->file[place.level]->file, place.offset)
+            : zeros;
     struct uffdio_copy copy = {
         .dst = (uintptr_t)map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
         .src = (uintptr_t)source,

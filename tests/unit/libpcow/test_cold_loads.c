@@ -252,17 +252,6 @@ static void load_holes(enum pcow_engine engine, bool by_kernel)
     end(image, map);
 }
 
-/* TSan lets no SIGBUS be handled in a handler of SIGBUS, which copy_touch() may meet. */
-static bool is_for_sanitizer(enum pcow_engine engine)
-{
-#ifdef __SANITIZE_THREAD__
-    return engine != PCOW_ENGINE_MINOR;
-#else
-    (void)engine;
-    return true;
-#endif
-}
-
 static void test_holes(void **state)
 {
     (void)state;

@@ -87,8 +87,8 @@ void hostmem_pcow_prepare_load_at(void *host, uint64_t length)
  */
 static int foreach_part(QEMUIOVector *qiov, size_t offset, size_t bytes,
                         int (*serve)(HostMemPcow *pcow, uint64_t offset,
-                                     uint64_t length, bool is_write),
-                        bool is_write)
+                                     uint64_t length, void *opaque),
+                        void *opaque)
 {
     for (int i = 0; i < qiov->niov && bytes; i++) {
         size_t length = qiov->iov[i].iov_len;
@@ -103,7 +103,7 @@ static int foreach_part(QEMUIOVector *qiov, size_t offset, size_t bytes,
         length = MIN(length - offset, bytes);
         pcow = hostmem_pcow_find(qiov->iov[i].iov_base + offset, &at);
         if (pcow) {
-            ret = serve(pcow, at, length, is_write);
+            ret = serve(pcow, at, length, opaque);
             if (ret) {
                 return ret;
             }
@@ -131,9 +131,30 @@ int hostmem_pcow_watch(HostMemPcow *pcow, struct pcow_error *error)
 }
 
 static int prepare_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
-                        bool is_write)
+                        void *opaque)
 {
-    return hostmem_pcow_resolve(pcow, offset, length, is_write, true);
+    bool *is_write = opaque;
+
+    return hostmem_pcow_resolve(pcow, offset, length, *is_write, true);
+}
+
+static int count_holes(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                       void *opaque)
+{
+    unsigned *count = opaque;
+
+    *count += pcow_map_holes_shown(pcow->map);
+    return 0;
+}
+
+/* Of what a request loads from: how often it has become accessible. */
+static int generation_of(QEMUIOVector *qiov, size_t offset, size_t bytes,
+                         unsigned *watches)
+{
+    unsigned count = qatomic_read(watches);
+
+    foreach_part(qiov, offset, bytes, count_holes, &count);
+    return count & INT_MAX;
 }
 
 /*
@@ -145,33 +166,33 @@ static int prepare_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
 int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
                                 size_t bytes, bool is_write)
 {
-    unsigned ended = qatomic_read(&watches_ended);
-    int ret = foreach_part(qiov, offset, bytes, prepare_part, is_write);
+    int generation = generation_of(qiov, offset, bytes, &watches_ended);
+    int ret = foreach_part(qiov, offset, bytes, prepare_part, &is_write);
 
-    return ret < 0 ? ret : ended & INT_MAX;
+    return ret < 0 ? ret : generation;
 }
 
 /* One of them is enough: if others are not ready yet, we shall be back. */
 static int settle_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
-                       bool is_write)
+                       void *opaque)
 {
     pcow_map_settle(pcow->map, offset, length);
     return 1;
 }
 
 static int show_holes(HostMemPcow *pcow, uint64_t offset, uint64_t length,
-                      bool is_write)
+                      void *opaque)
 {
     return pcow_map_show_holes(pcow->map, offset, length);
 }
 
 bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
-                            int ended)
+                            int generation)
 {
-    if ((qatomic_read(&watches_begun) & INT_MAX) != ended) {
-        return foreach_part(qiov, offset, bytes, settle_part, false);
+    if (generation_of(qiov, offset, bytes, &watches_begun) != generation) {
+        return foreach_part(qiov, offset, bytes, settle_part, NULL);
     }
-    return foreach_part(qiov, offset, bytes, show_holes, false);
+    return foreach_part(qiov, offset, bytes, show_holes, NULL);
 }
 
 /* The image for whose space this thread waits */
