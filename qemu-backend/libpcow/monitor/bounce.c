@@ -23,7 +23,8 @@ static int read_data(const struct file *file, uint64_t offset, uint64_t length, 
     int ret = 0;
 
     /* What lies behind the end of a file that was cut short is lost, and no zeros. */
-    if (fstat(file->fd, &status) || end > (uint64_t)status.st_size)
+    if (lost_is_in(file, offset, length) || fstat(file->fd, &status)
+        || end > (uint64_t)status.st_size)
         return -EIO;
     for (uint64_t data = offset; (data = file_next_data(file, data, end)) < end && !ret;) {
         uint64_t hole = file_next_hole(file, data, end);
