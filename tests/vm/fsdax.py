@@ -83,6 +83,7 @@ _RANDOM_FIGURES = (
     'rounds',
     'steps',
     'stores',
+    'by-calls',
     'refused',
     'waited',
     'loads',

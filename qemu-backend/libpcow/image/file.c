@@ -245,7 +245,9 @@ uint64_t file_next_data(const struct file *file, uint64_t offset, uint64_t end)
 
 uint64_t file_next_hole(const struct file *file, uint64_t offset, uint64_t end)
 {
-    off_t hole = lseek(file->fd, (off_t)offset, SEEK_HOLE);
+    /* Of a page only a part may be there. */
+    off_t data = lseek(file->fd, (off_t)offset, SEEK_DATA),
+          hole = data < 0 ? -1 : lseek(file->fd, data, SEEK_HOLE);
 
     return hole < 0 || (uint64_t)hole >= end
                ? end

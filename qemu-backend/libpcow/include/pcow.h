@@ -7,16 +7,17 @@
  * ancestors. Three ways in:
  *
  *   pcow_open() + pcow_read()/pcow_write()   copy bytes in and out (tools),
- *   pcow_open() + pcow_map()                 the chain as a range of memory, loads and stores at memory speed (QEMU),
+ *   pcow_open() + pcow_map_create()          the chain as a range of memory, loads and stores at
+ *                                            memory speed (QEMU),
  *   pcow_check()                             a file that may be damaged.
  *
  * Units: every offset, length and size is in bytes unless its name says otherwise.
  * Errors: functions return 0 (or a count) on success and a negative errno on failure; *error, which
  * may be NULL, then holds the same errno and one sentence that names the file and the way out.
  * Threads: calls on one image must be serialised by the caller, except pcow_map_resolve(),
- * pcow_map_settle(), pcow_map_show_holes(), pcow_map_holes_shown(), pcow_map_flush(),
- * pcow_map_next_event() and pcow_map_get_stats(), which any thread may call while the map exists,
- * and the stores of the guest. A call that comes beside a snapshot create or a revert waits until that is over. Signals:
+ * pcow_map_settle(), pcow_map_show_holes(), pcow_map_flush(), pcow_map_next_event() and
+ * pcow_map_get_stats(), which any thread may call while the map exists, and the stores of the
+ * guest. A call that comes beside a snapshot create or a revert waits until that is over. Signals:
  * while the library has claimed a part of an image it has them blocked in its thread, but those
  * that tell of an instruction (SIGSEGV, SIGBUS and such), so that any handler may store to a map,
  * except in the thread of a create or a revert. Who waits for space takes them. Processes: a child
@@ -596,15 +597,11 @@ bool pcow_map_can_store(const pcow_map *map, uint64_t offset);
 void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length);
 /*
  * Another one is a page without a block in a pool in memory that is full: a load would take one.
- * True: there was such a page, it shows zeros now, and the call may be repeated.
+ * Such pages of the range show zeros afterwards. True: all of it can be loaded now, and the call
+ * may be repeated; a few times, as others may change what is mapped there, or it has another
+ * reason.
  */
 bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length);
-/*
- * How often holes of this map were shown, for any access. A call that has failed may be repeated,
- * too, if this has grown since before it: another load may have had its hole shown. Lock-free,
- * async-signal-safe.
- */
-uint64_t pcow_map_holes_shown(const pcow_map *map);
 /*
  * Whether the page at offset may be loaded from (stored to) without EFAULT; class page-cache: now.
  * With engine minor: only where pcow_map_resolve() was called for its slab (2 MiB), as what nobody

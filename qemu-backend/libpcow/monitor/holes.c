@@ -55,12 +55,6 @@ static bool has_mappings_left(const struct pcow_map *map)
     return vmas_used(map) + MORE_PIECES <= map->vma_budget + more;
 }
 
-static enum holes_answer note_shown(struct pcow_map *map)
-{
-    __atomic_fetch_add(&map->holes_shown, 1, __ATOMIC_SEQ_CST);
-    return HOLES_SHOWN;
-}
-
 enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -74,7 +68,7 @@ enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned
     count = holes_at(map, guest_slab, page);
     if (count && !has_mappings_left(map)) {
         if (bounce_now(map, guest_slab) == 0)
-            return note_shown(map);
+            return HOLES_SHOWN;
         if (slab_state(&slab->status) != SLAB_MAPPED)
             return HOLES_UNRESOLVED;
         /* Another page of it cannot be read, or memory is short: beyond the budget, then. */
@@ -87,5 +81,5 @@ enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned
     layout_set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
     slab->holes = (uint16_t)(slab->holes + MORE_PIECES < PAGES_PER_SLAB ? slab->holes + MORE_PIECES
                                                                         : PAGES_PER_SLAB);
-    return note_shown(map);
+    return HOLES_SHOWN;
 }

@@ -45,21 +45,15 @@ bool holes_serve(struct pcow_map *map, uint64_t offset)
     return false;
 }
 
-uint64_t pcow_map_holes_shown(const pcow_map *map)
-{
-    return __atomic_load_n(&map->holes_shown, __ATOMIC_SEQ_CST);
-}
-
 bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length)
 {
-    bool shown = false;
     uint64_t end;
 
     if (offset >= map->size)
         return false;
     end = length < map->size - offset ? offset + length : map->size;
     for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE)
-        if (!copy_touch(map->address + offset))
-            shown |= holes_serve(map, offset);
-    return shown;
+        if (!copy_touch(map->address + offset) && !holes_serve(map, offset))
+            return false;
+    return true;
 }

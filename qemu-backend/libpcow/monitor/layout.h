@@ -117,8 +117,8 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
  */
 int bounce_slab(struct pcow_map *map, uint64_t guest_slab);
 /*
- * As such a copy, whatever mappings there are, but for what is mapped for stores. If it fails, all
- * is as before, or nothing is mapped.
+ * As such a copy, whatever mappings there are; if it is mapped, but for its own pages. If it fails
+ * it shows what it did before, or nothing is mapped.
  */
 int bounce_now(struct pcow_map *map, uint64_t guest_slab);
 /*

@@ -16,10 +16,12 @@ void layout_recount(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
 
-    /* A copy is no matter of the chain, nor are the pages that are mapped for stores over it. */
-    if (!slab_is_unmapped(&slab->status) && slab_state(&slab->status) != SLAB_BOUNCE
-        && slab->pieces > 1)
-        layout_set_pieces(map, slab, layout_count_pieces(map, guest_slab) + slab->holes);
+    unsigned pieces;
+
+    if (slab_is_unmapped(&slab->status) || slab->pieces <= 1)
+        return;
+    pieces = layout_count_pieces(map, guest_slab) + slab->holes;
+    layout_set_pieces(map, slab, pieces < PAGES_PER_SLAB ? pieces : PAGES_PER_SLAB);
 }
 
 /*

@@ -135,7 +135,6 @@ struct pcow_map {
     struct retired retired;
     struct pcow_map_stats stats;       /* counters, relaxed atomics */
     uint64_t bounced;                  /* slabs in state BOUNCE; relaxed */
-    uint64_t holes_shown;              /* times that holes_show() has shown any */
     /* pages that pcow_map_resolve() had to serve; no traps, whoever asks counts them; relaxed */
     uint64_t asked;
     /* handlers of SIGSEGV that will look at this map again; atomic */

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -31,6 +32,22 @@
 #define MORE_FOR_HOLES 256u            /* see monitor/holes.c */
 #define MANY_MAPPINGS 60000u
 #define SOME_NS 100000000L
+
+static _Atomic unsigned moves_refused; /* so many of the next ones */
+
+void *__real_mremap(void *old, size_t old_size, size_t new_size, int flags, void *new);
+void *__wrap_mremap(void *old, size_t old_size, size_t new_size, int flags, void *new);
+
+/* As the kernel at its limit of mappings, which has changed nothing then. */
+void *__wrap_mremap(void *old, size_t old_size, size_t new_size, int flags, void *new)
+{
+    if (moves_refused && flags & MREMAP_FIXED) {
+        moves_refused--;
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    return __real_mremap(old, old_size, new_size, flags, new);
+}
 
 static int pool_setup(void **state)
 {
@@ -98,16 +115,39 @@ static enum slab_state state_of(const struct guest *guest, unsigned slab)
     return slab_state(&guest->map->slabs[slab].status);
 }
 
-static struct guest begin(enum pcow_engine engine, unsigned budget)
+static void take_mappings(const struct guest *guest, unsigned budget)
 {
-    struct pcow_create_options options = {.base = NULL};
-    const struct pcow_map_options how = {
+    for (unsigned slab = 0; slab < 2; slab++)
+        for (uint64_t page = HALF;
+             page < PCOW_SLAB_SIZE && vmas_used(guest->map) + 2 <= budget + MORE_FOR_HOLES;
+             page += PCOW_PAGE_SIZE)
+            assert_int_equal(load(guest, slab * PCOW_SLAB_SIZE + page),
+                             page / PCOW_PAGE_SIZE % 2 ? 0 : 'x');
+}
+
+static void write_halves(pcow_image *image)
+{
+    static unsigned char half[HALF];
+
+    memset(half, 0x11, sizeof half);
+    for (unsigned slab = 0; slab < SLABS; slab++)
+        MUST(pcow_write(image, slab * PCOW_SLAB_SIZE, half, sizeof half, &error));
+}
+
+static struct pcow_map_options options_of(enum pcow_engine engine, unsigned budget)
+{
+    return (struct pcow_map_options){
         .engine = engine,
         .full_policy = PCOW_FULL_FAIL,
         .vma_budget = budget,
         .serves_sigbus = serve_bus(),
     };
-    static unsigned char half[HALF];
+}
+
+static struct guest begin(enum pcow_engine engine, unsigned budget)
+{
+    const struct pcow_map_options how = options_of(engine, budget);
+    struct pcow_create_options options = {.base = NULL};
     struct guest guest;
 
     make_base();
@@ -115,9 +155,7 @@ static struct guest begin(enum pcow_engine engine, unsigned budget)
     MUST(pcow_create(path_in_pool("top.pcow"), &options, &error));
     guest.image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
     /* Not by a map, which would take the other half along. */
-    memset(half, 0x11, sizeof half);
-    for (unsigned slab = 0; slab < SLABS; slab++)
-        MUST(pcow_write(guest.image, slab * PCOW_SLAB_SIZE, half, sizeof half, &error));
+    write_halves(guest.image);
     MUST(pcow_map_create(guest.image, &how, &guest.map, &error));
     guest.memory = pcow_map_address(guest.map);
     for (unsigned slab = 0; slab < SLABS; slab++) {
@@ -125,13 +163,29 @@ static struct guest begin(enum pcow_engine engine, unsigned budget)
         memset(guest.memory + slab * PCOW_SLAB_SIZE, 0x11, HALF);
     }
     pool_fill();
-    /* These take what mappings there are. */
-    for (unsigned slab = 0; slab < 2; slab++)
-        for (uint64_t page = HALF;
-             page < PCOW_SLAB_SIZE && vmas_used(guest.map) + 2 <= budget + MORE_FOR_HOLES;
-             page += PCOW_PAGE_SIZE)
-            assert_int_equal(load(&guest, slab * PCOW_SLAB_SIZE + page),
-                             page / PCOW_PAGE_SIZE % 2 ? 0 : 'x');
+    take_mappings(&guest, budget);
+    return guest;
+}
+
+/* All of it is own, and was copied as the base is. */
+static struct guest begin_copied(unsigned budget)
+{
+    const struct pcow_map_options how = options_of(PCOW_ENGINE_SIGNAL, budget);
+    const char *pool = pool_directory();
+    struct guest guest;
+    char command[1400];
+
+    make_base();
+    guest.image = must_open(path_in_pool("base.pcow"), PCOW_OPEN_WRITE);
+    write_halves(guest.image);
+    pcow_close(guest.image);
+    snprintf(command, sizeof command, "cp --sparse=always %s/base.pcow %s/top.pcow", pool, pool);
+    assert_int_equal(system(command), 0);
+    guest.image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
+    MUST(pcow_map_create(guest.image, &how, &guest.map, &error));
+    guest.memory = pcow_map_address(guest.map);
+    pool_fill();
+    take_mappings(&guest, budget);
     return guest;
 }
 
@@ -154,9 +208,12 @@ static void load_a_hole(const struct guest *guest, unsigned slab)
 
 /* ---- who is under way ------------------------------------------------------------------------ */
 
+/* A system call that stores, and that waits for its source after it has looked up where to. */
 struct call {
-    void *from, *to;
+    uint8_t *from, *to;
     ssize_t moved;
+    int fd;
+    pthread_t thread;
 };
 
 static void *store_by_kernel(void *opaque)
@@ -164,43 +221,91 @@ static void *store_by_kernel(void *opaque)
     struct call *call = opaque;
     struct iovec local = {call->from, PCOW_PAGE_SIZE}, remote = {call->to, PCOW_PAGE_SIZE};
 
-    /* Like O_DIRECT it looks up the page, and then stores to it whatever is mapped by then. */
+    /* As one with O_DIRECT it stores to the page that it found, whatever is mapped by then. */
     call->moved = process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
     return NULL;
 }
 
-static void test_call_under_way(void **state)
+static void begin_call(struct call *call, const struct guest *guest, uint64_t offset)
 {
-    static unsigned char data[PCOW_PAGE_SIZE];
-    struct guest guest = begin(PCOW_ENGINE_SIGNAL, FEW_MAPPINGS);
-    uint64_t at = 5 * PCOW_SLAB_SIZE;
     struct uffdio_api api = {.api = UFFD_API};
     struct uffdio_register range = {.mode = UFFDIO_REGISTER_MODE_MISSING};
-    struct uffdio_copy copy = {.src = (uintptr_t)data, .len = sizeof data};
-    struct call call = {.to = guest.memory + at};
-    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
-    pthread_t thread;
+
+    call->to = guest->memory + offset;
+    call->fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    assert_true(call->fd >= 0);
+    assert_int_equal(ioctl(call->fd, UFFDIO_API, &api), 0);
+    call->from =
+        mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(call->from, MAP_FAILED);
+    range.range = (struct uffdio_range){(uintptr_t)call->from, PCOW_PAGE_SIZE};
+    assert_int_equal(ioctl(call->fd, UFFDIO_REGISTER, &range), 0);
+    MUST(pcow_map_resolve(guest->map, offset, PCOW_PAGE_SIZE, true, &error));
+    assert_int_equal(pthread_create(&call->thread, NULL, store_by_kernel, call), 0);
+    pause_ns(SOME_NS);
+}
+
+static void end_call(struct call *call, const struct guest *guest)
+{
+    static unsigned char data[PCOW_PAGE_SIZE];
+    struct uffdio_copy copy = {
+        .dst = (uintptr_t)call->from, .src = (uintptr_t)data, .len = sizeof data};
+
+    memset(data, 0x22, sizeof data);
+    assert_int_equal(ioctl(call->fd, UFFDIO_COPY, &copy), 0);
+    pthread_join(call->thread, NULL);
+    assert_int_equal(call->moved, PCOW_PAGE_SIZE);
+    assert_int_equal(load(guest, (uint64_t)(call->to - guest->memory)), 0x22);
+    munmap(call->from, sizeof data);
+    close(call->fd);
+}
+
+static void test_call_under_way(void **state)
+{
+    struct guest guest = begin(PCOW_ENGINE_SIGNAL, FEW_MAPPINGS);
+    struct call call;
 
     (void)state;
-    assert_true(fd >= 0);
-    assert_int_equal(ioctl(fd, UFFDIO_API, &api), 0);
-    call.from = mmap(NULL, sizeof data, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_ptr_not_equal(call.from, MAP_FAILED);
-    range.range = (struct uffdio_range){(uintptr_t)call.from, sizeof data};
-    assert_int_equal(ioctl(fd, UFFDIO_REGISTER, &range), 0);
-    MUST(pcow_map_resolve(guest.map, at, PCOW_PAGE_SIZE, true, &error));
-    assert_int_equal(pthread_create(&thread, NULL, store_by_kernel, &call), 0);
-    pause_ns(SOME_NS);
+    begin_call(&call, &guest, 5 * PCOW_SLAB_SIZE);
     load_a_hole(&guest, 5);
-    memset(data, 0x22, sizeof data);
-    copy.dst = (uintptr_t)call.from;
-    assert_int_equal(ioctl(fd, UFFDIO_COPY, &copy), 0);
-    pthread_join(thread, NULL);
-    assert_int_equal(call.moved, PCOW_PAGE_SIZE);
-    assert_int_equal(load(&guest, at), 0x22);
-    munmap(call.from, sizeof data);
-    close(fd);
+    end_call(&call, &guest);
     end(&guest);
+}
+
+/* The image itself was copied so: of its own pages some have no blocks either. */
+static void test_call_under_way_in_a_copied_image(void **state)
+{
+    struct guest guest = begin_copied(FEW_MAPPINGS);
+    struct call call;
+
+    (void)state;
+    begin_call(&call, &guest, 5 * PCOW_SLAB_SIZE);
+    assert_int_equal(load(&guest, hole_of(5)), 0);
+    assert_int_equal(state_of(&guest, 5), SLAB_BOUNCE);
+    end_call(&call, &guest);
+    end(&guest);
+}
+
+/* The kernel has no mapping left: it refuses to move a part of the copy, once or always. */
+static void test_no_move(void **state)
+{
+    (void)state;
+    for (unsigned times = 1; times < 3; times++) {
+        struct guest guest = begin(PCOW_ENGINE_SIGNAL, FEW_MAPPINGS);
+        struct pcow_map_stats stats;
+        struct call call;
+
+        begin_call(&call, &guest, 5 * PCOW_SLAB_SIZE);
+        moves_refused = times == 1 ? 1 : UINT_MAX;
+        assert_int_equal(load(&guest, hole_of(5)), 0);
+        assert_int_equal(load(&guest, 5 * PCOW_SLAB_SIZE + HALF), 'x');
+        moves_refused = 0;
+        assert_true(pcow_map_can_store(guest.map, 5 * PCOW_SLAB_SIZE));
+        end_call(&call, &guest);
+        pcow_map_get_stats(guest.map, &stats);
+        assert_true(count_mappings(guest.memory, SIZE) <= stats.vmas);
+        end(&guest);
+    }
 }
 
 static void test_stores_go_on(void **state)
@@ -232,7 +337,8 @@ static void test_stores_go_on(void **state)
         pool_resize("160m");
         /* To pages of the copy. */
         for (unsigned slab = 2; slab < SLABS; slab++)
-            for (uint64_t page = HALF; page < HALF + 32 * PCOW_PAGE_SIZE; page += 2 * PCOW_PAGE_SIZE)
+            for (uint64_t page = HALF; page < HALF + 32 * PCOW_PAGE_SIZE;
+                 page += 2 * PCOW_PAGE_SIZE)
                 __atomic_store_n(guest.memory + slab * PCOW_SLAB_SIZE + page, 0x44,
                                  __ATOMIC_RELAXED);
         MUST(pcow_snapshot_create(guest.image, "s", &error));
@@ -251,28 +357,62 @@ static void test_stores_go_on(void **state)
     }
 }
 
-/* Each sees that its call failed; the first one has the hole shown, for both. */
-static void test_two_calls(void **state)
+/* A call has failed; when it is asked why, what it loads from can be loaded, for any reason. */
+static void test_requests(void **state)
 {
     struct guest guest = begin(PCOW_ENGINE_SIGNAL, MANY_MAPPINGS);
-    uint64_t before = pcow_map_holes_shown(guest.map), at = hole_of(11);
+    uint64_t at[4] = {hole_of(8), hole_of(9), hole_of(10), hole_of(11)};
     int pipes[2];
 
     (void)state;
     assert_int_equal(pipe(pipes), 0);
-    for (unsigned call = 0; call < 2; call++) {
-        assert_int_equal(write(pipes[1], guest.memory + at + call * 4 * PCOW_PAGE_SIZE, 1), -1);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(write(pipes[1], guest.memory + at[i], 1), -1);
         assert_int_equal(errno, EFAULT);
     }
-    assert_true(pcow_map_show_holes(guest.map, at, 5 * PCOW_PAGE_SIZE));
-    assert_false(pcow_map_show_holes(guest.map, at, 5 * PCOW_PAGE_SIZE));
-    assert_true(pcow_map_holes_shown(guest.map) > before);
-    assert_int_equal(write(pipes[1], guest.memory + at + 4 * PCOW_PAGE_SIZE, 1), 1);
-    before = pcow_map_holes_shown(guest.map);
-    assert_int_equal(load(&guest, at + 2 * PCOW_PAGE_SIZE), 0);
-    assert_int_equal(pcow_map_holes_shown(guest.map), before);
+    assert_true(pcow_map_show_holes(guest.map, at[0], 1));
+    /* Another one was here first. */
+    assert_true(pcow_map_show_holes(guest.map, at[0], 1));
+    assert_int_equal(load(&guest, at[1]), 0);
+    pool_resize("160m");
+    __atomic_store_n(guest.memory + at[2], 7, __ATOMIC_RELAXED);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_true(pcow_map_show_holes(guest.map, at[i], 1));
+        assert_int_equal(write(pipes[1], guest.memory + at[i], 1), 1);
+    }
     close(pipes[0]);
     close(pipes[1]);
+    end(&guest);
+}
+
+/* Mappings of a copy, and of what is stored over it, from one snapshot to the next. */
+static void test_snapshots(void **state)
+{
+    struct guest guest = begin(PCOW_ENGINE_SIGNAL, FEW_MAPPINGS);
+    unsigned first = 0;
+
+    (void)state;
+    for (unsigned slab = 2; slab < SLABS; slab++)
+        load_a_hole(&guest, slab);
+    pool_resize("600m");
+    guest.map->vma_budget = MANY_MAPPINGS;
+    for (unsigned i = 0; i < 8; i++) {
+        struct pcow_map_stats stats;
+        char name[8];
+
+        for (unsigned slab = 2; slab < SLABS; slab++)
+            for (uint64_t page = HALF; page < HALF + 160 * PCOW_PAGE_SIZE;
+                 page += 16 * PCOW_PAGE_SIZE)
+                __atomic_store_n(guest.memory + slab * PCOW_SLAB_SIZE + page, (unsigned char)i,
+                                 __ATOMIC_RELAXED);
+        snprintf(name, sizeof name, "s%u", i);
+        MUST(pcow_snapshot_create(guest.image, name, &error));
+        pcow_map_get_stats(guest.map, &stats);
+        assert_true(count_mappings(guest.memory, SIZE) <= stats.vmas);
+        /* The first one has slabs that became whole. */
+        first = i < 2 ? stats.vmas : first;
+        assert_true(stats.vmas <= first);
+    }
     end(&guest);
 }
 
@@ -360,20 +500,73 @@ static void test_another_load_fills_it(void **state)
 }
 #endif
 
+/* ---- blocks that are smaller than a page ----------------------------------------------------- */
+
+static int disk_setup(void **state)
+{
+    return pool_mount_disk(state, "mkfs.ext4 -q -b 1024 -m 0", "128M");
+}
+
+/* A part of a page has no block; the slab becomes a copy, as it has more pieces than mappings. */
+static void test_part_of_a_page(void **state)
+{
+    static unsigned char data[PCOW_SLAB_SIZE];
+    struct pcow_extent extent;
+    const unsigned char *memory;
+    pcow_image *image;
+    pcow_map *map;
+    int fd;
+
+    (void)state;
+    memset(data, 5, sizeof data);
+    image = must_create(path_in_pool("base.pcow"), 4 * PCOW_SLAB_SIZE, 4096, NULL);
+    for (unsigned slab = 0; slab < 4; slab++)
+        MUST(pcow_write(image, slab * PCOW_SLAB_SIZE, data, sizeof data, &error));
+    MUST(pcow_get_extent(image, 2 * PCOW_SLAB_SIZE + PCOW_PAGE_SIZE, PCOW_PAGE_SIZE, &extent,
+                         &error));
+    pcow_close(image);
+    fd = open(path_in_pool("base.pcow"), O_RDWR | O_CLOEXEC);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                               (off_t)extent.file_offset, 1024),
+                     0);
+    assert_int_equal(fsync(fd), 0);
+    close(fd);
+    image = must_create(path_in_pool("top.pcow"), 0, 0, path_in_pool("base.pcow"));
+    for (uint64_t at = 2 * PCOW_PAGE_SIZE; at < 4 * PCOW_SLAB_SIZE; at += 4 * PCOW_PAGE_SIZE)
+        MUST(pcow_write(image, at, "y", 1, &error));
+    pcow_close(image);
+    image = must_open(path_in_pool("top.pcow"), 0);
+    map = must_map_by(image, PCOW_ENGINE_SIGNAL, 40);
+    memory = pcow_map_address(map);
+    for (unsigned slab = 0; slab < 4; slab++) {
+        const volatile unsigned char *page = memory + slab * PCOW_SLAB_SIZE + PCOW_PAGE_SIZE;
+
+        assert_int_equal(page[0], slab == 2 ? 0 : 5);
+        assert_int_equal(page[1024], 5);
+        assert_int_equal(page[PCOW_PAGE_SIZE], 'y');
+    }
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
 #define POOL_TEST(name) cmocka_unit_test_setup_teardown(name, pool_setup, pool_unmount)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         POOL_TEST(test_call_under_way),
+        POOL_TEST(test_call_under_way_in_a_copied_image),
+        POOL_TEST(test_no_move),
         POOL_TEST(test_stores_go_on),
-        POOL_TEST(test_two_calls),
+        POOL_TEST(test_requests),
+        POOL_TEST(test_snapshots),
         POOL_TEST(test_watch),
         POOL_TEST(test_what_is_mapped_is_not_known),
         POOL_TEST(test_lost_neighbour),
 #ifndef __SANITIZE_THREAD__
         POOL_TEST(test_another_load_fills_it),
 #endif
+        cmocka_unit_test_setup_teardown(test_part_of_a_page, disk_setup, pool_unmount),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -138,25 +138,6 @@ static int prepare_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
     return hostmem_pcow_resolve(pcow, offset, length, *is_write, true);
 }
 
-static int count_holes(HostMemPcow *pcow, uint64_t offset, uint64_t length,
-                       void *opaque)
-{
-    unsigned *count = opaque;
-
-    *count += pcow_map_holes_shown(pcow->map);
-    return 0;
-}
-
-/* Of what a request loads from: how often it has become accessible. */
-static int generation_of(QEMUIOVector *qiov, size_t offset, size_t bytes,
-                         unsigned *watches)
-{
-    unsigned count = qatomic_read(watches);
-
-    foreach_part(qiov, offset, bytes, count_holes, &count);
-    return count & INT_MAX;
-}
-
 /*
  * The block layer is about to submit a request.  address_space_map() resolved
  * the buffer, but since then a snapshot may have write-protected it again: the
@@ -166,10 +147,10 @@ static int generation_of(QEMUIOVector *qiov, size_t offset, size_t bytes,
 int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
                                 size_t bytes, bool is_write)
 {
-    int generation = generation_of(qiov, offset, bytes, &watches_ended);
+    unsigned ended = qatomic_read(&watches_ended);
     int ret = foreach_part(qiov, offset, bytes, prepare_part, &is_write);
 
-    return ret < 0 ? ret : generation;
+    return ret < 0 ? ret : ended & INT_MAX;
 }
 
 /* One of them is enough: if others are not ready yet, we shall be back. */
@@ -180,19 +161,41 @@ static int settle_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
     return 1;
 }
 
+/* What a request loads from */
+struct part {
+    bool any, cannot_be_loaded;
+};
+
 static int show_holes(HostMemPcow *pcow, uint64_t offset, uint64_t length,
                       void *opaque)
 {
-    return pcow_map_show_holes(pcow->map, offset, length);
+    struct part *part = opaque;
+
+    part->any = true;
+    part->cannot_be_loaded |= !pcow_map_show_holes(pcow->map, offset, length);
+    return part->cannot_be_loaded;
 }
 
+/* Of requests that find all that they load from, and fail all the same */
+#define MOST_TRIES 100
+
 bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
-                            int generation)
+                            int ended, int error, unsigned tries)
 {
-    if (generation_of(qiov, offset, bytes, &watches_begun) != generation) {
+    struct part part = { };
+
+    if ((qatomic_read(&watches_begun) & INT_MAX) != ended) {
         return foreach_part(qiov, offset, bytes, settle_part, NULL);
     }
-    return foreach_part(qiov, offset, bytes, show_holes, NULL);
+    if (error != -EFAULT || tries >= MOST_TRIES) {
+        return false;
+    }
+    /*
+     * It was a hole in a full pool, which shows zeros now; or had been one,
+     * until another access met it, or space came.
+     */
+    foreach_part(qiov, offset, bytes, show_holes, &part);
+    return part.any && !part.cannot_be_loaded;
 }
 
 /* The image for whose space this thread waits */

@@ -258,7 +258,7 @@ int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
  * was beginning?  Then the buffer can be loaded from now.
  */
 bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
-                            int generation);
+                            int ended, int error, unsigned tries);
 
 /* Can the byte be loaded?  Where SIGBUS is meant to be served. */
 bool hostmem_pcow_can_load(const void *host);

@@ -10,6 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Of so many accesses one is a system call's, if any are. */
+#define EACH_CALL 16u
+
 /* An access that may fail, of this thread. */
 struct access {
     sigjmp_buf failed;
@@ -76,6 +79,18 @@ static void store_and_note(struct world *world, uint64_t at, uint64_t value)
     if (store(world->memory + at, value)) {
         memcpy(world->bytes + at, &value, sizeof value);
         atomic_fetch_add(&figures.stores, 1);
+    } else {
+        atomic_fetch_add(&figures.refused, 1);
+    }
+}
+
+static void store_by_call(struct guest *guest, uint64_t at, uint64_t value)
+{
+    struct world *world = guest->world;
+
+    if (call_store(world, &guest->call, at, value)) {
+        memcpy(world->bytes + at, &value, sizeof value);
+        atomic_fetch_add(&figures.by_calls, 1);
     } else {
         atomic_fetch_add(&figures.refused, 1);
     }
@@ -161,7 +176,9 @@ void guest_run(struct guest *guest)
         }
         guest->at = at;
         at = at / PAGE * PAGE + below(&guest->seed, PAGE / 8) * 8;
-        if (below(&guest->seed, 3))
+        if (world->asks && below(&guest->seed, EACH_CALL) == 0)
+            store_by_call(guest, at, random_next(&guest->seed));
+        else if (below(&guest->seed, 3))
             store_and_note(world, at, random_next(&guest->seed));
         else
             load_and_compare(world, at);
@@ -193,6 +210,7 @@ void guest_start(struct guest *guest)
     atomic_store(&guest->turn, 0);
     atomic_store(&guest->done, 0);
     guest_take_signals(guest, true);
+    call_begin(&guest->call);
     this_guest = NULL;
     if (guest->number == 0) {
         this_guest = guest;
@@ -208,6 +226,7 @@ void guest_end(struct guest *guest)
         pthread_join(guest->thread, NULL);
     else
         this_guest = NULL;
+    call_end(&guest->call);
 }
 
 void guest_ask(struct guest *guest, unsigned accesses)

@@ -118,13 +118,14 @@ static int run_place(struct place place, const char *directory, double seconds, 
         world_end(&world);
         random_next(&seed);
     }
-    printf("%s (%s): %llu rounds, %llu steps, %llu stores, %llu that found no space and %llu "
-           "that waited for it, %llu loads, %llu in handlers, %llu calls beside them, checksums of "
-           "%llu MiB\n",
+    printf("%s (%s): %llu rounds, %llu steps, %llu stores, %llu by system calls, %llu that found "
+           "no space and %llu that waited for it, %llu loads, %llu in handlers, %llu calls beside "
+           "them, checksums of %llu MiB\n",
            place.name, pcow_persistence_name(figures.persistence),
            (unsigned long long)figures.rounds, (unsigned long long)figures.steps,
-           (unsigned long long)figures.stores, (unsigned long long)figures.refused,
-           (unsigned long long)figures.waited, (unsigned long long)figures.loads,
+           (unsigned long long)figures.stores, (unsigned long long)figures.by_calls,
+           (unsigned long long)figures.refused, (unsigned long long)figures.waited,
+           (unsigned long long)figures.loads,
            (unsigned long long)figures.handled, (unsigned long long)figures.called,
            (unsigned long long)figures.verified >> 20);
     fflush(stdout);
@@ -174,7 +175,8 @@ int main(void)
     /* Another one each time, as the same rounds find the same things. */
     if (!seed && getrandom(&seed, sizeof seed, 0) != sizeof seed)
         return 1;
-    seed |= 1;
+    /* It must not be 0, and one that was given is what it was. */
+    seed += !seed;
     printf("PCOW_TEST_SEED=0x%llx\n", (unsigned long long)seed);
     fflush(stdout);
     if (pool)

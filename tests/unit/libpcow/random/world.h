@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * The random test of the monitor: what it is made of. world.c: one round, an image with its map and
- * what it must hold; guest.c: threads that load and store, and handlers that store; beside.c: a
- * thread that calls whatever it may, and a process that fills the pool and reads the file; steps.c:
- * what a round does; place.c: file systems of each class; random.c: the rest.
+ * what it must hold; guest.c: threads that load and store, and handlers that store; call.c: system
+ * calls that store; beside.c: a thread that calls whatever it may, and a process that fills the
+ * pool and reads the file; steps.c: what a round does; place.c: file systems of each class;
+ * random.c: the rest.
  */
 #ifndef PCOW_TEST_RANDOM_WORLD_H
 #define PCOW_TEST_RANDOM_WORLD_H
@@ -46,11 +47,24 @@ struct place {
 
 struct world;
 
+/* Of one guest, see call.c. */
+struct call {
+    uint8_t *source;                   /* a page */
+    uint8_t data[PAGE];                /* what comes there */
+    bool late;
+    pthread_mutex_t busy;              /* of source, data and this */
+    bool is_awaited;
+    int fd;
+    pthread_t thread;
+    _Atomic bool stop;
+};
+
 struct guest {
     struct world *world;
     unsigned number;
     uint64_t seed, handler_seed;
     pthread_t thread;
+    struct call call;
     volatile uint64_t at;              /* where it is: handlers store next to that */
     unsigned accesses;                 /* of the burst */
     uint64_t focus;                    /* guest slab that it keeps to; MAX_SLABS: none */
@@ -93,6 +107,7 @@ struct world {
 /* Figures of all rounds. */
 struct figures {
     _Atomic uint64_t rounds, steps, stores, loads, refused, waited, handled, called, verified;
+    _Atomic uint64_t by_calls;
     enum pcow_persistence persistence;
 };
 
@@ -132,6 +147,12 @@ void guest_await(struct guest *guest);
 void guest_run(struct guest *guest);
 /* When it takes none any more, none is being handled. */
 void guest_take_signals(struct guest *guest, bool take);
+
+/* call.c */
+void call_begin(struct call *call);
+void call_end(struct call *call);
+/* False: no space. */
+bool call_store(const struct world *world, struct call *call, uint64_t at, uint64_t value);
 
 /* beside.c */
 void beside_start(struct world *world);
