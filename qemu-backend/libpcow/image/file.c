@@ -243,17 +243,6 @@ uint64_t file_next_data(const struct file *file, uint64_t offset, uint64_t end)
     return (uint64_t)data < end ? (uint64_t)data / PCOW_PAGE_SIZE * PCOW_PAGE_SIZE : end;
 }
 
-uint64_t file_next_hole(const struct file *file, uint64_t offset, uint64_t end)
-{
-    /* Of a page only a part may be there. */
-    off_t data = lseek(file->fd, (off_t)offset, SEEK_DATA),
-          hole = data < 0 ? -1 : lseek(file->fd, data, SEEK_HOLE);
-
-    return hole < 0 || (uint64_t)hole >= end
-               ? end
-               : ((uint64_t)hole + PCOW_PAGE_SIZE - 1) / PCOW_PAGE_SIZE * PCOW_PAGE_SIZE;
-}
-
 bool file_has_hole(const struct file *file, uint64_t offset, uint64_t length)
 {
     off_t hole = lseek(file->fd, (off_t)offset, SEEK_HOLE);

@@ -211,11 +211,6 @@ bool file_is_hole(const struct file *file, uint64_t offset, uint64_t length);
 /* The first page (4 KiB) from offset on, before end, that may hold anything; end if none does. */
 uint64_t file_next_data(const struct file *file, uint64_t offset, uint64_t end);
 /*
- * Of a page that may hold something: the first page behind it, before end, that holds nothing; end
- * if none does.
- */
-uint64_t file_next_hole(const struct file *file, uint64_t offset, uint64_t end);
-/*
  * May there be a part without blocks? (Where the file system cannot tell: true.) Async-signal-safe.
  */
 bool file_has_hole(const struct file *file, uint64_t offset, uint64_t length);

@@ -597,11 +597,12 @@ bool pcow_map_can_store(const pcow_map *map, uint64_t offset);
 void pcow_map_settle(pcow_map *map, uint64_t offset, uint64_t length);
 /*
  * Another one is a page without a block in a pool in memory that is full: a load would take one.
- * Such pages of the range show zeros afterwards. True: all of it can be loaded now, and the call
- * may be repeated; a few times, as others may change what is mapped there, or it has another
- * reason.
+ * Such pages of the range show zeros afterwards. 1: there were any, and the call may be repeated.
+ * 0: there were none, and all of it can be loaded; if the call has failed with EFAULT it may be
+ * repeated a few times, as another access may have met the hole first. -EFAULT: not all of it can
+ * be loaded.
  */
-bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length);
+int pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length);
 /*
  * Whether the page at offset may be loaded from (stored to) without EFAULT; class page-cache: now.
  * With engine minor: only where pcow_map_resolve() was called for its slab (2 MiB), as what nobody

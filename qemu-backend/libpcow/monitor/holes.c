@@ -55,6 +55,19 @@ static bool has_mappings_left(const struct pcow_map *map)
     return vmas_used(map) + MORE_PIECES <= map->vma_budget + more;
 }
 
+/*
+ * The slab as a copy in memory: where it holds no own page. Another one the kernel may be storing
+ * to, for a system call that has looked up the page long ago (O_DIRECT), and what it stores would
+ * be in the file alone.
+ */
+static bool become_copy(struct pcow_map *map, uint64_t guest_slab)
+{
+    struct page_set own;
+
+    chain_own_pages(map->image, guest_slab, &own);
+    return page_set_empty(&own) && bounce_now(map, guest_slab) == 0;
+}
+
 enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
@@ -67,11 +80,12 @@ enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned
         return HOLES_CHANGED;
     count = holes_at(map, guest_slab, page);
     if (count && !has_mappings_left(map)) {
-        if (bounce_now(map, guest_slab) == 0)
+        if (become_copy(map, guest_slab))
             return HOLES_SHOWN;
         if (slab_state(&slab->status) != SLAB_MAPPED)
             return HOLES_UNRESOLVED;
-        /* Another page of it cannot be read, or memory is short: beyond the budget, then. */
+        /* No copy, as another page cannot be read, or memory is short: beyond all budgets, then. */
+        pieces = slab->pieces + MORE_PIECES;
     }
     if (!count
         || map_at(map->address + (guest_slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,

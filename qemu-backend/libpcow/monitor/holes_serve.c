@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* A load has failed, in the program or in the kernel: see that it finds what is there (holes.c). */
+#include <errno.h>
+
 #include "chain/index.h"
 #include "monitor/monitor.h"
 #include "persist/copy.h"
@@ -45,15 +47,20 @@ bool holes_serve(struct pcow_map *map, uint64_t offset)
     return false;
 }
 
-bool pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length)
+int pcow_map_show_holes(pcow_map *map, uint64_t offset, uint64_t length)
 {
+    int shown = 0;
     uint64_t end;
 
     if (offset >= map->size)
-        return false;
+        return -EFAULT;
     end = length < map->size - offset ? offset + length : map->size;
-    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE)
-        if (!copy_touch(map->address + offset) && !holes_serve(map, offset))
-            return false;
-    return true;
+    for (offset &= ~(PCOW_PAGE_SIZE - 1); offset < end; offset += PCOW_PAGE_SIZE) {
+        if (copy_touch(map->address + offset))
+            continue;
+        if (!holes_serve(map, offset))
+            return -EFAULT;
+        shown = 1;
+    }
+    return shown;
 }

@@ -117,8 +117,8 @@ int layout_map_rest(struct pcow_map *map, uint64_t guest_slab);
  */
 int bounce_slab(struct pcow_map *map, uint64_t guest_slab);
 /*
- * As such a copy, whatever mappings there are; if it is mapped, but for its own pages. If it fails
- * it shows what it did before, or nothing is mapped.
+ * As such a copy, whatever mappings there are. If it fails, the slab is mapped as it was, or as the
+ * chain has it, or not at all.
  */
 int bounce_now(struct pcow_map *map, uint64_t guest_slab);
 /*

@@ -15,7 +15,6 @@ void layout_set_pieces(struct pcow_map *map, struct slab_map *slab, unsigned pie
 void layout_recount(struct pcow_map *map, uint64_t guest_slab)
 {
     struct slab_map *slab = &map->slabs[guest_slab];
-
     unsigned pieces;
 
     if (slab_is_unmapped(&slab->status) || slab->pieces <= 1)

@@ -163,17 +163,19 @@ static int settle_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
 
 /* What a request loads from */
 struct part {
-    bool any, cannot_be_loaded;
+    bool any, shown, lost;
 };
 
 static int show_holes(HostMemPcow *pcow, uint64_t offset, uint64_t length,
                       void *opaque)
 {
     struct part *part = opaque;
+    int ret = pcow_map_show_holes(pcow->map, offset, length);
 
     part->any = true;
-    part->cannot_be_loaded |= !pcow_map_show_holes(pcow->map, offset, length);
-    return part->cannot_be_loaded;
+    part->shown |= ret > 0;
+    part->lost |= ret < 0;
+    return part->lost;
 }
 
 /* Of requests that find all that they load from, and fail all the same */
@@ -187,15 +189,16 @@ bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
     if ((qatomic_read(&watches_begun) & INT_MAX) != ended) {
         return foreach_part(qiov, offset, bytes, settle_part, NULL);
     }
-    if (error != -EFAULT || tries >= MOST_TRIES) {
+    if (tries >= MOST_TRIES) {
         return false;
     }
     /*
-     * It was a hole in a full pool, which shows zeros now; or had been one,
-     * until another access met it, or space came.
+     * It was a hole in a full pool, which shows zeros now; behind the first
+     * page the kernel may have called that a short write, and QEMU an error of
+     * its own.  Or it had been one, until another access met it, or space came.
      */
     foreach_part(qiov, offset, bytes, show_holes, &part);
-    return part.any && !part.cannot_be_loaded;
+    return part.any && !part.lost && (part.shown || error == -EFAULT);
 }
 
 /* The image for whose space this thread waits */

@@ -20,6 +20,7 @@
 
 #define MOST_TRIES 1000u
 #define LATEST_NS 200000u
+#define MUCH_LATER 20u                 /* so many times, now and then */
 #define LOOK_MS 20
 
 static void *bring(void *opaque)
@@ -32,7 +33,8 @@ static void *bring(void *opaque)
     struct uffd_msg message;
 
     while (!atomic_load(&call->stop)) {
-        struct timespec late = {0, (long)below(&seed, LATEST_NS)};
+        long times = below(&seed, 8) ? 1 : MUCH_LATER;
+        struct timespec late = {0, times * (long)below(&seed, LATEST_NS)};
 
         if (poll(&waits, 1, LOOK_MS) != 1
             || read(call->fd, &message, sizeof message) != sizeof message)
