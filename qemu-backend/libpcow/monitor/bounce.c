@@ -56,16 +56,17 @@ static uint8_t *make_copy(const struct pcow_map *map, uint64_t guest_slab, size_
  */
 static int show_copy(struct pcow_map *map, uint64_t guest_slab, uint8_t *copy, size_t length)
 {
+    uint8_t *to = map->address + (guest_slab << SLAB_BITS);
+    unsigned char present[PAGES_PER_SLAB];
     int ret;
 
-    if (mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED,
-               map->address + (guest_slab << SLAB_BITS))
-        != MAP_FAILED)
+    if (mremap(copy, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED)
         return 0;
     ret = -errno;
     munmap(copy, length);
-    /* Perhaps after what was there was taken away. */
-    if (!slab_is_unmapped(&map->slabs[guest_slab].status))
+    /* Only if what was there is gone: holes of it that are shown already may be needed together. */
+    if (!slab_is_unmapped(&map->slabs[guest_slab].status) && mincore(to, length, present)
+        && errno == ENOMEM)
         layout_map_slab(map, guest_slab);
     return ret;
 }

@@ -56,16 +56,17 @@ static bool has_mappings_left(const struct pcow_map *map)
 }
 
 /*
- * The slab as a copy in memory: where it holds no own page. Another one the kernel may be storing
- * to, for a system call that has looked up the page long ago (O_DIRECT), and what it stores would
- * be in the file alone.
+ * The slab as a copy in memory: where it holds no page that anybody may store to. To an own one the
+ * kernel may be storing for a system call that has looked it up long ago (O_DIRECT), and what it
+ * stores would be in the file alone.
  */
 static bool become_copy(struct pcow_map *map, uint64_t guest_slab)
 {
     struct page_set own;
 
     chain_own_pages(map->image, guest_slab, &own);
-    return page_set_empty(&own) && bounce_now(map, guest_slab) == 0;
+    return (!map->image->file.writable || page_set_empty(&own))
+           && bounce_now(map, guest_slab) == 0;
 }
 
 enum holes_answer holes_show(struct pcow_map *map, uint64_t guest_slab, unsigned page)

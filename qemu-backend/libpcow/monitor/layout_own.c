@@ -192,6 +192,7 @@ int layout_map_own(struct pcow_map *map, uint64_t guest_slab, unsigned first, un
     }
     if (is_one_piece(map, guest_slab)) {
         layout_set_pieces(map, slab, 1);
+        slab->holes = 0;
         slab_refresh(&slab->status);
         if (slab_is_kept(&slab->status))
             slab_keeper(map, guest_slab)->whole(map, guest_slab);

@@ -305,6 +305,12 @@ static void test_no_move(void **state)
                                  page >= HALF && page / PCOW_PAGE_SIZE % 2 == 0 ? 'x' : 0);
         assert_int_equal(load(&guest, hole_of(10)), 0);
         assert_int_equal(load(&guest, 10 * PCOW_SLAB_SIZE + HALF), 'x');
+        /* One that is shown does not take away another. */
+        if (i == 2) {
+            assert_int_equal(pcow_map_show_holes(guest.map, hole_of(11), 3 * PCOW_PAGE_SIZE), 1);
+            assert_true(copy_touch(guest.memory + hole_of(11)));
+            assert_true(copy_touch(guest.memory + hole_of(11) + 2 * PCOW_PAGE_SIZE));
+        }
         moves_refused = 0;
         pcow_map_get_stats(guest.map, &stats);
         assert_true(count_mappings(guest.memory, SIZE) <= stats.vmas);

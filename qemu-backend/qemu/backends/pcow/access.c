@@ -180,6 +180,8 @@ static int show_holes(HostMemPcow *pcow, uint64_t offset, uint64_t length,
 
 /* Of requests that find all that they load from, and fail all the same */
 #define MOST_TRIES 100
+/* If the error may be that of a disk */
+#define FEW_TRIES 3
 
 bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
                             int ended, int error, unsigned tries)
@@ -198,7 +200,9 @@ bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
      * its own.  Or it had been one, until another access met it, or space came.
      */
     foreach_part(qiov, offset, bytes, show_holes, &part);
-    return part.any && !part.lost && (part.shown || error == -EFAULT);
+    return part.any && !part.lost &&
+           (part.shown || error == -EFAULT ||
+            (error == -ENOSPC && tries < FEW_TRIES));
 }
 
 /* The image for whose space this thread waits */
