@@ -11,9 +11,8 @@
 #include <unistd.h>
 
 /*
- * Of so many accesses one is a system call's, if any are: on tmpfs. On XFS with large folios the
- * kernel drops one that a call has pinned when a hole is punched beside it, as it seems:
- * doc/source/contributor/evidence-datapath.rst.
+ * Of so many accesses one is a system call's, if any are: on tmpfs. What they found on XFS is open:
+ * doc/source/contributor/evidence-datapath.rst, "Random work".
  */
 #define EACH_CALL 16u
 
