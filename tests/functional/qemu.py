@@ -18,6 +18,22 @@ from tests.functional import qmp
 START_SECONDS = qmp.START_SECONDS
 
 
+def preload(directory: Path, *sources: str) -> dict[str, str]:
+    """Environment for a QEMU that finds some calls elsewhere than in the C library.
+
+    :param sources: files beside this one, which are compiled into the directory
+    """
+    libraries = []
+    for source in sources:
+        library = directory / f'{Path(source).stem}.so'
+        subprocess.run(
+            ['cc', '-shared', '-fPIC', '-pthread', '-o', library, Path(__file__).parent / source],
+            check=True,
+        )
+        libraries.append(str(library))
+    return {'LD_PRELOAD': ' '.join(libraries)}
+
+
 class Qemu:
     """Context manager; arguments come after what every test needs: a machine with two NVDIMM slots.
 

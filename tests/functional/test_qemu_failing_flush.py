@@ -4,7 +4,6 @@
 from collections.abc import Iterator
 import contextlib
 import os
-from pathlib import Path
 import subprocess
 from unittest import mock
 
@@ -19,9 +18,7 @@ CALLS = 12  # more than a revert makes
 class FailingFlushTest(durability.DiskTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.library = self.directory / 'failing.so'
-        source = Path(__file__).with_name('failing_flush.c')
-        subprocess.run(['cc', '-shared', '-fPIC', '-o', self.library, source], check=True)
+        self.preload = qemu.preload(self.directory, 'failing_flush.c')
         self.number = self.directory / 'number'
 
     @contextlib.contextmanager
@@ -30,7 +27,7 @@ class FailingFlushTest(durability.DiskTestCase):
         self.number.unlink(missing_ok=True)
         backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
         vm = qemu.Qemu(self.directory, *durability.image_of(self.image), *durability.VIRTIO_PMEM)
-        preload = {'LD_PRELOAD': str(self.library), 'FAIL_FLUSH': str(self.number)}
+        preload = self.preload | {'FAIL_FLUSH': str(self.number)}
         with contextlib.ExitStack() as stack:
             with mock.patch.dict(os.environ, preload):
                 stack.enter_context(vm)

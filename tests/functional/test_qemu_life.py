@@ -150,14 +150,10 @@ class DirectoryTest(test_live_migration.MigrationTestCase):
 
     def test_pool_that_cannot_be_looked_at(self) -> None:
         """It is said once."""
-        library = self.directory / 'stale.so'
-        subprocess.run(
-            ['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('stale_pool.c')],
-            check=True,
-        )
+        stale = qemu.preload(self.directory, 'stale_pool.c')
         vm = self.run_vm(self.image)
         with contextlib.ExitStack() as stack:
-            with mock.patch.dict(os.environ, {'LD_PRELOAD': str(library)}):
+            with mock.patch.dict(os.environ, stale):
                 stack.enter_context(vm)
             time.sleep(3)
             vm.quit()

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 import re
-import subprocess
 import time
 from unittest import mock
 
@@ -24,12 +22,9 @@ _WORDS = 'more memory has been lost at once than can be noted'
 class LostAtOnceTest(backend.QemuTestCase):
     def setUp(self) -> None:
         super().setUp()
-        library = self.directory / 'poison.so'
-        source = Path(__file__).with_name('poison.c')
-        subprocess.run(['cc', '-shared', '-fPIC', '-pthread', '-o', library, source], check=True)
         self.fifo = self.directory / 'poison'
         os.mkfifo(self.fifo)
-        environment = {'LD_PRELOAD': str(library), 'POISON': str(self.fifo)}
+        environment = qemu.preload(self.directory, 'poison.c') | {'POISON': str(self.fifo)}
         self.enterContext(mock.patch.dict(os.environ, environment))
         backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
 

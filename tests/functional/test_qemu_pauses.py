@@ -9,7 +9,6 @@ import contextlib
 import os
 from pathlib import Path
 import shutil
-import subprocess
 import tempfile
 import time
 from unittest import mock
@@ -32,12 +31,7 @@ MUCH = 0.25
 class PauseTest(backend.QemuTestCase):
     def setUp(self) -> None:
         super().setUp()
-        library = self.directory / 'slow.so'
-        subprocess.run(
-            ['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('slow_disk.c')],
-            check=True,
-        )
-        self.environment = {'LD_PRELOAD': str(library)}
+        self.environment = qemu.preload(self.directory, 'slow_disk.c')
         self.disk = self.directory / 'disk.slow'
         self.disk.write_bytes(b'd' * images.MIB)
 

@@ -39,12 +39,7 @@ class ScsiBlockTest(backend.QemuTestCase):
             ).stdout.strip()
         )
         self.addCleanup(subprocess.run, ['losetup', '-d', str(self.device)], check=True)
-        self.environment = {'LD_PRELOAD': f'{self.library("sg_disk")} {self.library("slow_disk")}'}
-
-    def library(self, name: str) -> Path:
-        library, source = self.directory / f'{name}.so', Path(__file__).with_name(f'{name}.c')
-        subprocess.run(['cc', '-shared', '-fPIC', '-o', library, source], check=True)
-        return library
+        self.environment = qemu.preload(self.directory, 'sg_disk.c', 'slow_disk.c')
 
     @contextlib.contextmanager
     def start(

@@ -4,9 +4,7 @@
 from collections.abc import Iterator
 import contextlib
 import os
-from pathlib import Path
 import signal
-import subprocess
 import time
 from unittest import mock
 
@@ -22,13 +20,10 @@ SECONDS = 2  # that a flush takes: slow_flush.c
 class SlowFlushTest(durability.DiskTestCase):
     def setUp(self) -> None:
         super().setUp()
-        library = self.directory / 'slow.so'
-        subprocess.run(
-            ['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('slow_flush.c')],
-            check=True,
-        )
         self.begun = self.directory / 'begun'
-        self.environment = {'LD_PRELOAD': str(library), 'SLOW_FLUSH': str(self.begun)}
+        self.environment = qemu.preload(self.directory, 'slow_flush.c') | {
+            'SLOW_FLUSH': str(self.begun)
+        }
         backend.tool('pcow-img', 'create', '-q', self.image, backend.SIZE)
 
     @contextlib.contextmanager

@@ -9,7 +9,6 @@ by no test.
 
 import contextlib
 import os
-from pathlib import Path
 import random
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from unittest import mock
 
 from tests.functional import checkpoint_case
 from tests.functional import images
+from tests.functional import qemu
 from tests.functional import test_qemu_backend as backend
 from tests.functional import test_qemu_durability as durability
 from tests.functional import vm_state
@@ -42,13 +42,8 @@ class Sync(NamedTuple):
 class SyncsTest(durability.DiskTestCase):
     def setUp(self) -> None:
         super().setUp()
-        library = self.directory / 'syncs.so'
-        subprocess.run(
-            ['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('note_syncs.c')],
-            check=True,
-        )
         self.noted = self.directory / 'syncs'
-        self.environment = {'LD_PRELOAD': str(library), 'SYNCS': str(self.noted)}
+        self.environment = qemu.preload(self.directory, 'note_syncs.c') | {'SYNCS': str(self.noted)}
         backend.tool('pcow-img', 'create', '-q', self.image, SIZE)
 
     def start(self, vm: vm_state.Vm) -> vm_state.Vm:

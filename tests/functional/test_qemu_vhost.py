@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 import socket
 import struct
-import subprocess
 import time
 from unittest import mock
 
@@ -38,13 +37,10 @@ class VhostTestCase(backend.QemuTestCase):
         super().setUp()
         if not Path('/dev/net/tun').exists():
             self.skipTest('there is no /dev/net/tun')
-        library = self.directory / 'vhost.so'
-        subprocess.run(
-            ['cc', '-shared', '-fPIC', '-o', library, Path(__file__).with_name('vhost_stub.c')],
-            check=True,
-        )
         self.requests = self.directory / 'requests'
-        self.environment = {'LD_PRELOAD': str(library), 'VHOST_REQUESTS': str(self.requests)}
+        self.environment = qemu.preload(self.directory, 'vhost_stub.c') | {
+            'VHOST_REQUESTS': str(self.requests)
+        }
         self.tap = f'pcow{os.getpid()}'
         self.overlay()
 

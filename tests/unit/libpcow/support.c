@@ -64,6 +64,26 @@ const char *pool_directory(void)
     return path;
 }
 
+const char *path_in_pool(const char *name)
+{
+    static char path[2][600];
+    static unsigned turn;
+
+    turn = (turn + 1) % 2;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", pool_directory(), name);
+    return path[turn];
+}
+
+void pool_make_sparse(const char *name)
+{
+    const char *pool = pool_directory();
+    char command[2400];
+
+    snprintf(command, sizeof command, "cp --sparse=always %s/%s %s/copy && mv %s/copy %s/%s", pool,
+             name, pool, pool, pool, name);
+    assert_int_equal(system(command), 0);
+}
+
 int pool_mount(void **state, const char *size)
 {
     char options[64];

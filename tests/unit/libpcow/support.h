@@ -59,6 +59,10 @@ int pool_mount(void **state, const char *size);
 int pool_mount_disk(void **state, const char *make, const char *size);
 int pool_unmount(void **state);
 const char *pool_directory(void);
+/* path of name in it; two static buffers take turns */
+const char *path_in_pool(const char *name);
+/* As a copy of the file is that leaves zeros out. */
+void pool_make_sparse(const char *name);
 /* Give it another size. */
 void pool_resize(const char *size);
 /* Others take what is left in it. */

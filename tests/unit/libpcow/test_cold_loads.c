@@ -24,16 +24,6 @@ static int pool_setup(void **state)
     return pool_mount(state, "32m");
 }
 
-static const char *path_in_pool(const char *name)
-{
-    static char path[2][600];
-    static unsigned turn;
-
-    turn = (turn + 1) % 2;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", pool_directory(), name);
-    return path[turn];
-}
-
 static unsigned char expected(unsigned page)
 {
     return page % EACH ? 0 : (unsigned char)(page / EACH % 250 + 1);
@@ -153,17 +143,6 @@ static void test_mapped_slabs(void **state)
 /* ---- pages that have no blocks --------------------------------------------------------------- */
 
 /* As a copy of the file that leaves zeros out. */
-static void make_sparse(void)
-{
-    const char *pool = pool_directory();
-    char command[1400];
-
-    snprintf(command, sizeof command,
-             "cp --sparse=always %s/base.pcow %s/copy && mv %s/copy %s/base.pcow", pool, pool, pool,
-             pool);
-    assert_int_equal(system(command), 0);
-}
-
 /* So, and as zeros that were written. */
 static void make_holes(void)
 {
@@ -177,7 +156,7 @@ static void make_holes(void)
     MUST(pcow_write(image, 4096, "x", 1, &error));
     MUST(pcow_write(image, PCOW_SLAB_SIZE, "y", 1, &error));
     pcow_close(image);
-    make_sparse();
+    pool_make_sparse("base.pcow");
     MUST(pcow_create(path_in_pool("top.pcow"), &options, &error));
     image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
     MUST(pcow_write_zeroes(image, PCOW_SLAB_SIZE, 64 * KIB, &error));
@@ -282,7 +261,7 @@ static void load_many_holes(enum pcow_engine engine)
     for (uint64_t at = 0; at < SIZE / 2; at += 2 * PCOW_PAGE_SIZE)
         MUST(pcow_write(image, at, "x", 1, &error));
     pcow_close(image);
-    make_sparse();
+    pool_make_sparse("base.pcow");
     MUST(pcow_create(path_in_pool("top.pcow"), &options, &error));
     image = must_open(path_in_pool("top.pcow"), PCOW_OPEN_WRITE);
     MUST(pcow_map_create(image, &how, &map, &error));

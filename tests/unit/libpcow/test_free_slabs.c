@@ -24,16 +24,6 @@ static int pool_setup(void **state)
     return pool_mount(state, "16m");
 }
 
-static const char *path_in_pool(const char *name)
-{
-    static char path[2][600];
-    static unsigned turn;
-
-    turn = (turn + 1) % 2;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", pool_directory(), name);
-    return path[turn];
-}
-
 static uint64_t allocated(pcow_image *image)
 {
     struct pcow_info info;

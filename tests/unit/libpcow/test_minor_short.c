@@ -16,14 +16,6 @@ static int pool_setup(void **state)
     return pool_mount(state, "64m");
 }
 
-static const char *path_in_pool(const char *name)
-{
-    static char path[600];
-
-    snprintf(path, sizeof path, "%s/%s", pool_directory(), name);
-    return path;
-}
-
 /* A page of every other cluster of each slab, with a load of what is beside it or without. */
 static void scatter(unsigned char *memory, unsigned char below, bool loads)
 {

@@ -27,14 +27,6 @@ static int pool_setup(void **state)
     return pool_mount(state, "32m");
 }
 
-static const char *path_in_pool(const char *name)
-{
-    static char path[600];
-
-    snprintf(path, sizeof path, "%s/%s", pool_directory(), name);
-    return path;
-}
-
 /* Nearly full: some pages are left. */
 static void fill_but(unsigned pages)
 {

@@ -254,8 +254,10 @@ int hostmem_pcow_watch(HostMemPcow *pcow, struct pcow_error *error);
 int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
                                 size_t bytes, bool is_write);
 /*
- * A request that loads from the buffer has failed: may that be for a watch that
- * was beginning?  Then the buffer can be loaded from now.
+ * A request that loads from the buffer has failed with -errno, after so many
+ * other tries: may that be for a watch that was beginning, or for a hole in a
+ * full pool?  Then the buffer can be loaded from now.
+ * @ended: what hostmem_pcow_prepare_buffer() has returned
  */
 bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
                             int ended, int error, unsigned tries);
