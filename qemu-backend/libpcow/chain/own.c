@@ -45,8 +45,11 @@ static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t off
         !new_slab && slab_is_suspect(image, slab) && !file_is_hole(&image->file, offset, length);
     int ret = 0;
 
-    if (suspect && image->file.persist.persistence == PCOW_PERSISTENCE_PMEM) {
-        /* Durable at once, where a hole would need a commit of the file system. */
+    if (suspect && image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE) {
+        /*
+         * Class pmem: durable at once, where a hole would need a commit of the file system. Class
+         * page-cache: no hole beside pages that are stored to, see remains.h.
+         */
         static const char zeros[PCOW_PAGE_SIZE] __attribute__((aligned(64)));
 
         for (uint64_t done = 0; done < length && ret == 0; done += sizeof zeros)
@@ -139,7 +142,7 @@ static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page,
         }
         return ret;
     }
-    if (prepared && image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE)
+    if (prepared)
         return copy_to_prepared(image, to, from_file, from->offset, data, length);
     if (!data) {
         source = file_address(from_file, from->offset);
@@ -240,7 +243,9 @@ static int fill_from(struct pcow_image *image, uint64_t guest_slab, unsigned pag
     from.pages = *end - page;
     filling->all_prepared &= page_set_has(&image->prepared[filling->slab], page) && !wanted->zeros;
     filling->hides |=
-        !wanted->zeros && (from.present || (wanted->data && image->chain->head[guest_slab]));
+        !wanted->zeros
+        && (from.present || (wanted->data && image->chain->head[guest_slab])
+            || (!filling->is_new && slab_is_suspect(image, filling->slab)));
     if (wanted->zeros)
         ret = empty_run(image, (filling->slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
                         from.pages * PCOW_PAGE_SIZE);

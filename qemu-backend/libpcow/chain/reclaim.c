@@ -24,7 +24,7 @@ static int empty_free(struct pcow_image *image, uint64_t slab)
          * it go.
          */
         if (__atomic_load_n(&image->remains[slab / 64], __ATOMIC_ACQUIRE) & slab_bit(slab))
-            __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+            remains_look_again(image);
         return 0;
     }
     remains_forget(image, slab);
@@ -74,12 +74,12 @@ static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_s
     int ret = 0;
 
     if (claimed && __atomic_exchange_n(&image->chain->claim[claim], 1, __ATOMIC_ACQUIRE)) {
-        __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+        remains_look_again(image);
         interrupts_restore(interrupts);
         return 0;
     }
     /* Under the claim it is still what it was, and stays so (see hold()), or it is left alone. */
-    if (slab_holds(image, slab, guest_slab)) {
+    if (slab_holds(image, slab, guest_slab) && !remains_must_wait(image, slab)) {
         remains_forget(image, slab);
         ret = remains_empty_pages(image, slab, false);
         if (ret)
@@ -246,6 +246,8 @@ bool reclaim_for_space(struct pcow_image *image)
 void reclaim_all(struct pcow_image *image)
 {
     remains_find(image, false);
+    /* Some may have waited for this. */
+    remains_look_again(image);
     reclaim(image, 0);
 }
 
@@ -270,7 +272,7 @@ int pcow_reclaim(pcow_image *image, uint64_t *reclaimed, struct pcow_error *erro
     /* Asked, not reckoned: a page that was valid need not have had a block. */
     before = allocated_size(image);
     __atomic_store_n(&image->remains_error, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+    remains_look_again(image);
     reclaim(image, 0);
     ret = __atomic_load_n(&image->remains_error, __ATOMIC_RELAXED);
     if (!ret)

@@ -85,12 +85,8 @@ bool prepared_pop(struct pcow_image *image, uint64_t *slab)
  */
 static int touch(struct pcow_image *image, uint64_t offset, uint64_t length)
 {
-    volatile uint8_t *window;
+    volatile uint8_t *window = file_address_settled(&image->file, offset);
 
-    /* Through the page cache a store goes with pwrite(), which is no faster for it. */
-    if (image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
-        return 0;
-    window = file_address_settled(&image->file, offset);
     if (!window)
         return -ENOMEM;
     for (uint64_t at = 0; at < length; at += PCOW_PAGE_SIZE)

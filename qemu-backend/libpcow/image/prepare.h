@@ -10,6 +10,9 @@
  * valid. A prepared slab has no owner word, so after a crash it is a free slab like any other. What
  * never becomes valid is given back: punched out when the map goes, when it has been idle, and
  * before a store is told that the pool is full.
+ *
+ * In class page-cache nothing is prepared. What is not used could not be given back, see remains.h;
+ * and a first store waits for the file system whether its blocks are there or not.
  */
 #ifndef PCOW_IMAGE_PREPARE_H
 #define PCOW_IMAGE_PREPARE_H
@@ -39,6 +42,12 @@ void prepare_end(struct pcow_image *image);
  * and others. To give it back: remains_discard() and slab_untake().
  */
 int slab_take_whole(struct pcow_image *image, uint64_t *slab);
+
+/* False in class page-cache. Async-signal-safe. */
+static inline bool prepare_is_of_use(const struct pcow_image *image)
+{
+    return image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE;
+}
 
 /* How many are ready. */
 unsigned prepared_count(const struct pcow_image *image);

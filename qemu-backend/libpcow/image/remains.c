@@ -3,10 +3,15 @@
 
 #include <unistd.h>
 
+void remains_look_again(struct pcow_image *image)
+{
+    __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+}
+
 static void mark(struct pcow_image *image, uint64_t slab)
 {
     __atomic_fetch_or(&image->remains[slab / 64], slab_bit(slab), __ATOMIC_ACQ_REL);
-    __atomic_store_n(&image->remains_due, true, __ATOMIC_RELEASE);
+    remains_look_again(image);
 }
 
 void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages)
@@ -15,9 +20,16 @@ void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages)
     mark(image, slab);
 }
 
+bool remains_must_wait(const struct pcow_image *image, uint64_t slab)
+{
+    return image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE && image->map
+           && slab_peek(image, slab).layer == image_active(image);
+}
+
 void remains_discard(struct pcow_image *image, uint64_t slab, unsigned page, unsigned pages)
 {
-    if (file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
+    if ((pages < PAGES_PER_SLAB && remains_must_wait(image, slab))
+        || file_punch(&image->file, (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
                    pages * PCOW_PAGE_SIZE))
         mark(image, slab);
 }

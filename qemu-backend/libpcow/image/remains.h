@@ -9,6 +9,14 @@
  *   by pcow_reclaim() and pcow_close(),
  *   before anything is told that the pool is full.
  *
+ * In class page-cache no hole is made in a slab that a guest may store to. The page cache keeps a
+ * file in folios of up to 2 MiB. A system call (a read with O_DIRECT into the guest's memory) has
+ * looked its page up, which pins the folio, and stores later. A hole in it makes the kernel write
+ * the folio and cut it; one that is pinned it cannot cut, and drops as a whole
+ * (truncate_inode_partial_folio(); XFS, ext4 from Linux 6.16 on). What the call stores then is in
+ * no file. So pages of the active layer of a mapped image wait, marked, until it is frozen or
+ * closed, and meanwhile are filled with zeros where a hole would do. Whole slabs are whole folios.
+ *
  * On the medium nothing says what is marked, and nothing needs to: a free slab with blocks, and
  * blocks of a page that is not valid, are what a crash leaves as well. Whoever opens a file for
  * writing suspects every slab of it (slabs_at_open) and finds them again. Until they are punched
@@ -27,11 +35,18 @@
 void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages);
 /*
  * Punch out what must not be taken for zeros, of a slab that is claimed or not yet anybody's. What
- * the file system does not take is marked. Async-signal-safe.
+ * the file system does not take, or must wait, is marked. Async-signal-safe.
  */
 void remains_discard(struct pcow_image *image, uint64_t slab, unsigned page, unsigned pages);
+/*
+ * Must a hole in the slab wait, see above? Not to be asked of a slab that nobody owns.
+ * Async-signal-safe.
+ */
+bool remains_must_wait(const struct pcow_image *image, uint64_t slab);
 /* The file system did not take it: it stays marked, without being due. Async-signal-safe. */
 void remains_keep(struct pcow_image *image, uint64_t slab);
+/* What is marked is due, also what has waited or was refused. Async-signal-safe. */
+void remains_look_again(struct pcow_image *image);
 /* The slab was emptied by who took it. Async-signal-safe. */
 void remains_forget(struct pcow_image *image, uint64_t slab);
 

@@ -516,7 +516,10 @@ struct pcow_map_options {
     enum pcow_full_policy full_policy;
     /* memory mappings it may use; 0: all such maps together, three quarters of vm.max_map_count */
     unsigned vma_budget;
-    /* slabs kept prepared at least, also when idle, if so many can be used; 0: as the rate asks */
+    /*
+     * slabs kept prepared at least, also when idle, if so many can be used; 0: as the rate asks.
+     * Class page-cache: none
+     */
     unsigned prepared_slabs;
     /*
      * the program has a handler that asks pcow_serve_sigbus(); engine minor needs that, or that

@@ -30,6 +30,8 @@ static bool refill(struct pcow_map *map)
     struct ahead *ahead = &map->ahead;
     uint64_t room;
 
+    if (!prepare_is_of_use(map->image))
+        return false;
     lead_judge(map);
     if (prepared_count(map->image) >= ahead->lead)
         return false;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "image/prepare.h"
+#include "image/remains.h"
 #include "monitor/ahead.h"
 #include "monitor/monitor.h"
 #include "monitor/policy.h"
@@ -111,6 +112,8 @@ void ahead_wake(struct pcow_map *map)
 void ahead_froze(struct pcow_map *map)
 {
     __atomic_store_n(&map->ahead.froze, true, __ATOMIC_RELEASE);
+    /* Some remains wait for this, see remains_must_wait(). */
+    remains_look_again(map->image);
 }
 
 bool ahead_has_frozen(const struct pcow_map *map)

@@ -78,8 +78,11 @@ static void undo_blocks(struct pcow_map *map, uint64_t guest_slab, uint64_t p)
 void ahead_complete_blocks(struct pcow_map *map, uint64_t guest_slab)
 {
     uint64_t meant = 0;
-    int ret = complete_chunks(map, guest_slab, &meant, prepare_blocks);
+    int ret;
 
+    if (!prepare_is_of_use(map->image))
+        return;
+    ret = complete_chunks(map, guest_slab, &meant, prepare_blocks);
     if (!ret && map->image->file.persist.persistence == PCOW_PERSISTENCE_PMEM)
         ret = file_commit(&map->image->file);
     if (!ret)

@@ -3,22 +3,19 @@
  * Pages of a base without blocks are loaded, on a full pool with few mappings, beside who stores to
  * the same slab, makes system calls there, or looks for a store. See monitor/holes.c.
  */
+#include "late_call.h"
 #include "support.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,7 +29,6 @@
 #define FEW_MAPPINGS 120u
 #define MORE_FOR_HOLES 256u            /* see monitor/holes.c */
 #define MANY_MAPPINGS 60000u
-#define SOME_NS 100000000L
 
 static _Atomic unsigned moves_refused; /* so many of the next ones, */
 static bool takes_away;                /* after the kernel has unmapped the place */
@@ -80,13 +76,6 @@ static void make_base(void)
     }
     pcow_close(image);
     pool_make_sparse("base.pcow");
-}
-
-static void pause_ns(long ns)
-{
-    const struct timespec time = {0, ns};
-
-    nanosleep(&time, NULL);
 }
 
 static uint64_t hole_of(unsigned slab)
@@ -196,62 +185,24 @@ static void load_a_hole(const struct guest *guest, unsigned slab)
 
 /* ---- who is under way ------------------------------------------------------------------------ */
 
-/* A system call that stores, and that waits for its source after it has looked up where to. */
-struct call {
-    uint8_t *from, *to;
-    ssize_t moved;
-    int fd;
-    pthread_t thread;
-};
-
-static void *store_by_kernel(void *opaque)
+static void begin_call(struct late_call *call, const struct guest *guest, uint64_t offset)
 {
-    struct call *call = opaque;
-    struct iovec local = {call->from, PCOW_PAGE_SIZE}, remote = {call->to, PCOW_PAGE_SIZE};
-
-    /* As one with O_DIRECT it stores to the page that it found, whatever is mapped by then. */
-    call->moved = process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
-    return NULL;
-}
-
-static void begin_call(struct call *call, const struct guest *guest, uint64_t offset)
-{
-    struct uffdio_api api = {.api = UFFD_API};
-    struct uffdio_register range = {.mode = UFFDIO_REGISTER_MODE_MISSING};
-
-    call->to = guest->memory + offset;
-    call->fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
-    assert_true(call->fd >= 0);
-    assert_int_equal(ioctl(call->fd, UFFDIO_API, &api), 0);
-    call->from =
-        mmap(NULL, PCOW_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_ptr_not_equal(call->from, MAP_FAILED);
-    range.range = (struct uffdio_range){(uintptr_t)call->from, PCOW_PAGE_SIZE};
-    assert_int_equal(ioctl(call->fd, UFFDIO_REGISTER, &range), 0);
     MUST(pcow_map_resolve(guest->map, offset, PCOW_PAGE_SIZE, true, &error));
-    assert_int_equal(pthread_create(&call->thread, NULL, store_by_kernel, call), 0);
-    pause_ns(SOME_NS);
+    late_call_begin(call, guest->memory + offset);
 }
 
-static void end_call(struct call *call, const struct guest *guest)
+static void end_call(struct late_call *call, const struct guest *guest)
 {
-    static unsigned char data[PCOW_PAGE_SIZE];
-    struct uffdio_copy copy = {
-        .dst = (uintptr_t)call->from, .src = (uintptr_t)data, .len = sizeof data};
+    uint8_t *to = call->to;
 
-    memset(data, 0x22, sizeof data);
-    assert_int_equal(ioctl(call->fd, UFFDIO_COPY, &copy), 0);
-    pthread_join(call->thread, NULL);
-    assert_int_equal(call->moved, PCOW_PAGE_SIZE);
-    assert_int_equal(load(guest, (uint64_t)(call->to - guest->memory)), 0x22);
-    munmap(call->from, sizeof data);
-    close(call->fd);
+    late_call_end(call, 0x22);
+    assert_int_equal(load(guest, (uint64_t)(to - guest->memory)), 0x22);
 }
 
 /* Another thread loads a hole of the slab meanwhile. */
 static void store_beside_a_load(struct guest guest)
 {
-    struct call call;
+    struct late_call call;
 
     begin_call(&call, &guest, 5 * PCOW_SLAB_SIZE);
     load_a_hole(&guest, 5);

@@ -10,10 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/*
- * Of so many accesses one is a system call's, if any are: on tmpfs. What they found on XFS is open:
- * doc/source/contributor/evidence-datapath.rst, "Random work".
- */
+/* Of so many accesses one is a system call's, if any are. */
 #define EACH_CALL 16u
 
 /* An access that may fail, of this thread. */
@@ -179,7 +176,7 @@ void guest_run(struct guest *guest)
         }
         guest->at = at;
         at = at / PAGE * PAGE + below(&guest->seed, PAGE / 8) * 8;
-        if (world->asks && world->place->is_tmpfs && below(&guest->seed, EACH_CALL) == 0)
+        if (world->asks && below(&guest->seed, EACH_CALL) == 0)
             store_by_call(guest, at, random_next(&guest->seed));
         else if (below(&guest->seed, 3))
             store_and_note(world, at, random_next(&guest->seed));
