@@ -6,7 +6,8 @@
  * all of it is there. It does not become stale: only what is mapped for stores changes, and that is
  * mapped over the copy. Of an image that is open for reading nobody writes to the file (who opened
  * it without its lock, PCOW_OPEN_FORCE_SHARE, is promised nothing), and what a snapshot shows
- * stays.
+ * stays. Of an own page in it nobody has an address in the file: nothing was mapped before, or the
+ * kernel has refused twice to map it.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -103,8 +104,19 @@ int bounce_now(struct pcow_map *map, uint64_t guest_slab)
     return 0;
 }
 
+/* Of an own page, which a system call may be storing to, no copy is made if it can be helped. */
+static bool may_be_stored_to(const struct pcow_map *map, uint64_t guest_slab)
+{
+    struct page_set own;
+
+    chain_own_pages(map->image, guest_slab, &own);
+    return map->image->file.writable && map->slabs[guest_slab].refused && !page_set_empty(&own);
+}
+
 int bounce_slab(struct pcow_map *map, uint64_t guest_slab)
 {
+    if (may_be_stored_to(map, guest_slab) && layout_map_slab(map, guest_slab) == 0)
+        return 0;
     /*
      * For a page that cannot be read, or for want of memory, nobody must suffer who loads another
      * one: then it takes the mappings after all, and who loads that page is told by the kernel, or

@@ -43,6 +43,7 @@ void layout_remember(struct pcow_map *map, uint64_t guest_slab, enum slab_state 
     bool withdrawn = false;
 
     slab->holes = 0;
+    slab->refused = 0;
     layout_set_pieces(map, slab, pieces);
     slab_refresh(&slab->status);
     layout_enter(map, guest_slab, state);
@@ -96,6 +97,7 @@ void layout_unmap_slab(struct pcow_map *map, uint64_t guest_slab)
     struct slab_map *slab = &map->slabs[guest_slab];
     bool unmapped;
 
+    slab->refused = 1;
     /*
      * Who has a system call load from it looks at this without the claim. Who asks for a slab that
      * is kept relies on writable, too, once it is not: so that one comes last.

@@ -84,6 +84,11 @@ struct slab_map {
     /* among those that have mappings of their own, see vmas_begin() */
     uint8_t counted;
     uint16_t holes;                    /* of the mappings, those of zeros over holes */
+    /*
+     * it was mapped, and the kernel refused to map it anew: a system call that has looked up an own
+     * page may still store to it
+     */
+    uint8_t refused;
 };
 
 /* Whoever has the claim stores it; the thread looks for those that are set without claims. */

@@ -225,6 +225,24 @@ static void test_call_under_way_in_a_copied_image(void **state)
 }
 #endif
 
+/* The kernel has refused to map the slab anew, so nothing is mapped there. */
+static void test_call_under_way_in_an_unmapped_slab(void **state)
+{
+    struct guest guest = begin(PCOW_ENGINE_SIGNAL, FEW_MAPPINGS);
+    uint64_t at = 5 * PCOW_SLAB_SIZE;
+    struct late_call call;
+
+    (void)state;
+    begin_call(&call, &guest, at);
+    chain_claim(guest.image->chain, 5);
+    layout_unmap_slab(guest.map, 5);
+    chain_release(guest.image->chain, 5);
+    assert_int_equal(state_of(&guest, 5), SLAB_UNMAPPED);
+    assert_int_equal(load(&guest, at + HALF), 'x');
+    end_call(&call, &guest);
+    end(&guest);
+}
+
 /* The kernel has no mapping left: it refuses to move the copy, once or always. */
 static void test_no_move(void **state)
 {
@@ -507,6 +525,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         POOL_TEST(test_call_under_way),
+        POOL_TEST(test_call_under_way_in_an_unmapped_slab),
         POOL_TEST(test_no_move),
         POOL_TEST(test_stores_go_on),
         POOL_TEST(test_requests),
