@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "chain/chain.h"
 #include "chain/reclaim.h"
@@ -14,6 +15,8 @@
 #include "util/error.h"
 
 #define PIECE 512u                     /* on the stack of a signal handler */
+/* Of the pool, for what the file system itself wants, and for who is faster. */
+#define LEFT_FOR_OTHERS (UINT64_C(1) << 20)
 
 /*
  * A file slab of the active layer for this guest slab: the first on the list, or a new one that has
@@ -33,9 +36,12 @@ static int target_slab(struct pcow_image *image, uint64_t guest_slab, uint64_t *
     return slab_take_ready(image, slab);
 }
 
-/* Zeros: blocks that are allocated and hold nothing. */
+/*
+ * Zeros: blocks that are allocated and hold nothing. *hides: they held something, and must not be
+ * seen again.
+ */
 static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t offset,
-                           uint64_t length, bool new_slab)
+                           uint64_t length, bool new_slab, bool *hides)
 {
     /*
      * The blocks of a page that is not valid may hold the remains of an interrupted copy, or of a
@@ -45,6 +51,7 @@ static int fill_with_zeros(struct pcow_image *image, uint64_t slab, uint64_t off
         !new_slab && slab_is_suspect(image, slab) && !file_is_hole(&image->file, offset, length);
     int ret = 0;
 
+    *hides |= suspect;
     if (suspect && image->file.persist.persistence != PCOW_PERSISTENCE_VOLATILE) {
         /*
          * Class pmem: durable at once, where a hole would need a commit of the file system. Class
@@ -125,7 +132,7 @@ static int copy_by_reading(struct pcow_image *image, uint64_t to, struct file *f
 
 /* Of pages that are not valid yet nothing can be lost: what is written can be read again. */
 static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page,
-                    const struct place *from, const char *data, bool new_slab)
+                    const struct place *from, const char *data, bool new_slab, bool *hides)
 {
     uint64_t to = (slab << SLAB_BITS) + page * PCOW_PAGE_SIZE;
     uint64_t length = from->pages * PCOW_PAGE_SIZE;
@@ -136,7 +143,7 @@ static int fill_run(struct pcow_image *image, uint64_t slab, unsigned page,
 
     if (!data && !from->present) {
         if (!prepared) {
-            ret = fill_with_zeros(image, slab, to, length, new_slab);
+            ret = fill_with_zeros(image, slab, to, length, new_slab, hides);
             if (!ret)
                 lost_forget(&image->file, to, length);
         }
@@ -225,6 +232,18 @@ static int empty_run(struct pcow_image *image, uint64_t offset, uint64_t length)
 }
 
 /*
+ * What a run has taken that then did not fit could not be given back where remains have to wait, and
+ * the one page that is needed would find nothing.
+ */
+static bool fits(const struct pcow_image *image, uint64_t slab, unsigned pages)
+{
+    struct statvfs fs;
+
+    return pages == 1 || !remains_must_wait(image, slab) || fstatvfs(image->file.fd, &fs)
+           || fs.f_bavail * fs.f_frsize >= pages * PCOW_PAGE_SIZE + LEFT_FOR_OTHERS;
+}
+
+/*
  * Of the pages from one on that are wanted and not own, those that have one source; *end: behind
  * them.
  */
@@ -243,16 +262,16 @@ static int fill_from(struct pcow_image *image, uint64_t guest_slab, unsigned pag
     from.pages = *end - page;
     filling->all_prepared &= page_set_has(&image->prepared[filling->slab], page) && !wanted->zeros;
     filling->hides |=
-        !wanted->zeros
-        && (from.present || (wanted->data && image->chain->head[guest_slab])
-            || (!filling->is_new && slab_is_suspect(image, filling->slab)));
+        !wanted->zeros && (from.present || (wanted->data && image->chain->head[guest_slab]));
     if (wanted->zeros)
         ret = empty_run(image, (filling->slab << SLAB_BITS) + page * PCOW_PAGE_SIZE,
                         from.pages * PCOW_PAGE_SIZE);
+    else if (!fits(image, filling->slab, from.pages))
+        return -ENOSPC;
     else
         ret = fill_run(image, filling->slab, page, &from,
                        wanted->data ? wanted->data + (page - wanted->first) * PCOW_PAGE_SIZE : NULL,
-                       filling->is_new);
+                       filling->is_new, &filling->hides);
     if (ret) {
         /* Half a run may have been written: these blocks must not be taken for zeros later. */
         remains_discard(image, filling->slab, page, from.pages);

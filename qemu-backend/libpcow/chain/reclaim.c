@@ -66,7 +66,8 @@ int reclaim_release(struct pcow_image *image, slab_condition *condition, const v
     return slabs_release(image, condition, opaque, hold);
 }
 
-static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_slab)
+/* *waits: for something else, see remains_must_wait(). */
+static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_slab, bool *waits)
 {
     uint64_t claim = 0;
     bool claimed = claim_of(image, guest_slab, &claim);
@@ -79,7 +80,8 @@ static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_s
         return 0;
     }
     /* Under the claim it is still what it was, and stays so (see hold()), or it is left alone. */
-    if (slab_holds(image, slab, guest_slab) && !remains_must_wait(image, slab)) {
+    *waits = remains_must_wait(image, slab);
+    if (slab_holds(image, slab, guest_slab) && !*waits) {
         remains_forget(image, slab);
         ret = remains_empty_pages(image, slab, false);
         if (ret)
@@ -95,15 +97,16 @@ static int empty_owned(struct pcow_image *image, uint64_t slab, uint64_t guest_s
 static bool empty_marked(struct pcow_image *image, uint64_t slab)
 {
     struct slab owner = slab_peek(image, slab);
+    bool waits = false;
     int ret;
 
     if (owner.kind != OWNER_NONE && owner.kind != OWNER_DATA)
         return false;
-    ret =
-        owner.kind == OWNER_NONE ? empty_free(image, slab) : empty_owned(image, slab, owner.number);
+    ret = owner.kind == OWNER_NONE ? empty_free(image, slab)
+                                   : empty_owned(image, slab, owner.number, &waits);
     if (ret)
         __atomic_store_n(&image->remains_error, ret, __ATOMIC_RELAXED);
-    return true;
+    return !waits;
 }
 
 /* The first one of [from, end), or end. */

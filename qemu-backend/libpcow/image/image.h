@@ -135,6 +135,11 @@ struct pcow_image {
     uint64_t *tables_ready;
     /* writers: one bit a slab: every valid page is known to have a block, see slab_back() */
     uint64_t *backed;
+    /*
+     * writers, class page-cache: one bit a slab: a page of it may have been mapped for stores since
+     * it became the active layer's, see remains.h
+     */
+    uint64_t *stored;
     uint64_t slab_capacity;
     /* entries of slabs, valid and prepared that may be accessed; grows only */
     uint64_t slabs_reached;
@@ -340,6 +345,11 @@ int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned 
 bool slab_is_backed(const struct pcow_image *image, uint64_t slab);
 /* Blocks of valid pages were punched out. */
 void slab_forget_backed(struct pcow_image *image, uint64_t slab);
+/*
+ * A slab that is about to become the active layer's, and of which nothing is mapped for stores, has
+ * remains: they may be given back until the first store to it.
+ */
+void slab_forget_stored(struct pcow_image *image, uint64_t slab);
 
 /* image/header.c */
 /* Before any store to the metadata: it gets blocks of its own. By image_begin_change() as well. */

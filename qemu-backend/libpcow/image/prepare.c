@@ -254,7 +254,7 @@ uint64_t prepare_room(const struct pcow_image *image)
 
 int slab_take_ready(struct pcow_image *image, uint64_t *slab)
 {
-    if (image->ready) {
+    if (image->ready && prepare_is_of_use(image)) {
         if (prepared_pop(image, slab))
             return 0;
         __atomic_fetch_add(&image->ready->missed, 1, __ATOMIC_RELAXED);

@@ -10,8 +10,9 @@ void remains_look_again(struct pcow_image *image)
 
 static void mark(struct pcow_image *image, uint64_t slab)
 {
-    __atomic_fetch_or(&image->remains[slab / 64], slab_bit(slab), __ATOMIC_ACQ_REL);
-    remains_look_again(image);
+    remains_keep(image, slab);
+    if (!remains_must_wait(image, slab))
+        remains_look_again(image);
 }
 
 void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages)
@@ -23,7 +24,8 @@ void remains_leave(struct pcow_image *image, uint64_t slab, unsigned pages)
 bool remains_must_wait(const struct pcow_image *image, uint64_t slab)
 {
     return image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE && image->map
-           && slab_peek(image, slab).layer == image_active(image);
+           && slab_peek(image, slab).layer == image_active(image)
+           && __atomic_load_n(&image->stored[slab / 64], __ATOMIC_ACQUIRE) & slab_bit(slab);
 }
 
 void remains_discard(struct pcow_image *image, uint64_t slab, unsigned page, unsigned pages)

@@ -76,7 +76,9 @@ int slabs_reserve(struct pcow_image *image, uint64_t capacity, uint64_t reached)
         image->remains = reserve_bits(bits_size(image));
         image->tables_ready = reserve_bits(tables_ready_size(image));
         image->backed = reserve_bits(bits_size(image));
-        if (!image->prepared || !image->remains || !image->tables_ready || !image->backed)
+        image->stored = reserve_bits(bits_size(image));
+        if (!image->prepared || !image->remains || !image->tables_ready || !image->backed
+            || !image->stored)
             return -ENOMEM;
     }
     return slabs_reach(image, reached ? reached - 1 : 0);
@@ -98,6 +100,8 @@ void slabs_unload(struct pcow_image *image)
         munmap(image->tables_ready, tables_ready_size(image));
     if (image->backed)
         munmap(image->backed, bits_size(image));
+    if (image->stored)
+        munmap(image->stored, bits_size(image));
     image->slabs_reached = 0;
     image->slabs = NULL;
     image->valid = NULL;
@@ -105,7 +109,7 @@ void slabs_unload(struct pcow_image *image)
     image->prepared = NULL;
     image->remains = NULL;
     image->tables_ready = NULL;
-    image->backed = NULL;
+    image->backed = image->stored = NULL;
 }
 
 static void mark_used(struct pcow_image *image, uint64_t slab)

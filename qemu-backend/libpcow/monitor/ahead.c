@@ -30,8 +30,11 @@ static bool refill(struct pcow_map *map)
     struct ahead *ahead = &map->ahead;
     uint64_t room;
 
-    if (!prepare_is_of_use(map->image))
+    if (!prepare_is_of_use(map->image)) {
+        /* Windows alone. */
+        ahead->holding |= accesses_served(map) != ahead->idle_accesses;
         return false;
+    }
     lead_judge(map);
     if (prepared_count(map->image) >= ahead->lead)
         return false;

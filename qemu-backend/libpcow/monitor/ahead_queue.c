@@ -90,7 +90,7 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
         break;
     case POLICY_JOB_NONE: break;
     }
-    if (slab->faults == 1
+    if (slab->faults == 1 && prepare_is_of_use(map->image)
         && prepared_count(map->image) <= __atomic_load_n(&ahead->lead, __ATOMIC_RELAXED) / 2
         && __atomic_load_n(&ahead->sleeping, __ATOMIC_RELAXED))
         wake(ahead);

@@ -284,10 +284,12 @@ static int drop_shadowed(const struct merge *merge, uint64_t slab, const struct 
         ret = image_sync(image);
     if (!ret)
         ret = slab_store_valid(image, slab, &valid, lazily);
-    if (!ret && !page_set_empty(&valid))
+    if (!ret && !page_set_empty(&valid)) {
+        slab_forget_stored(image, slab);
         remains_leave(image, slab, dropped);
-    else if (!ret)
+    } else if (!ret) {
         __atomic_fetch_add(&image->remains_size, dropped * PCOW_PAGE_SIZE, __ATOMIC_RELAXED);
+    }
     return ret;
 }
 

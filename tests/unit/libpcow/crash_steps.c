@@ -122,7 +122,10 @@ void step_map(struct crash *c)
     c->recorder.map = c->map;
 }
 
-/* Slabs are taken, emptied and filled with zeros ahead of the guest, and have no owner yet. */
+/*
+ * Slabs are taken, emptied and filled with zeros ahead of the guest, and have no owner yet. In class
+ * page-cache none is.
+ */
 void step_map_prepared(struct crash *c)
 {
     struct pcow_map_options options = {.engine = PCOW_ENGINE_SIGNAL, .prepared_slabs = 3};
@@ -132,7 +135,7 @@ void step_map_prepared(struct crash *c)
     c->recorder.map = c->map;
     for (unsigned tries = 0; tries < 5000; tries++) {
         pcow_map_get_stats(c->map, &stats);
-        if (stats.slabs_ready >= 3)
+        if (stats.slabs_ready >= 3 || c->persistence == PCOW_PERSISTENCE_PAGE_CACHE)
             return;
         usleep(1000);
     }

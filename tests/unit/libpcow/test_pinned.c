@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "image/remains.h"
+#include "monitor/ahead.h"
 #include "monitor/monitor.h"
 
 #define PAGES 41u                      /* that are there, from the first on */
@@ -27,6 +28,10 @@
 static uint64_t slab_offset;           /* of the slab that the guest stores to */
 static bool fails;                     /* the next write to it has no space */
 
+static unsigned syncs;
+
+int __real_fdatasync(int fd);
+int __wrap_fdatasync(int fd);
 ssize_t __real_pwrite64(int fd, const void *from, size_t length, off_t offset);
 ssize_t __wrap_pwrite64(int fd, const void *from, size_t length, off_t offset);
 
@@ -38,6 +43,12 @@ ssize_t __wrap_pwrite64(int fd, const void *from, size_t length, off_t offset)
         return -1;
     }
     return __real_pwrite64(fd, from, length, offset);
+}
+
+int __wrap_fdatasync(int fd)
+{
+    __atomic_fetch_add(&syncs, 1, __ATOMIC_RELAXED);
+    return __real_fdatasync(fd);
 }
 
 struct guest {
@@ -101,14 +112,22 @@ static void leave_remains(const char *path)
     free(piece);
 }
 
+static struct guest map_image(void)
+{
+    struct pcow_map_options options = {.full_policy = PCOW_FULL_FAIL};
+    struct guest guest = {.image = must_open(path_in_pool("image.pcow"), PCOW_OPEN_WRITE)};
+
+    MUST(pcow_map_create(guest.image, &options, &guest.map, &error));
+    guest.memory = pcow_map_address(guest.map);
+    return guest;
+}
+
 /* with_snapshot: below it all pages are there. */
 static struct guest begin(bool with_snapshot)
 {
-    struct pcow_map_options options = {.full_policy = PCOW_FULL_FAIL};
     const char *path = path_in_pool("image.pcow");
     pcow_image *image = must_create(path, 2 * PCOW_SLAB_SIZE, 0, NULL);
     unsigned char *data = malloc(PCOW_SLAB_SIZE);
-    struct guest guest = {0};
 
     assert_non_null(data);
     if (with_snapshot) {
@@ -122,10 +141,7 @@ static struct guest begin(bool with_snapshot)
     free(data);
     slab_offset = find_slab(path, 0x55);
     leave_remains(path);
-    guest.image = must_open(path, PCOW_OPEN_WRITE);
-    MUST(pcow_map_create(guest.image, &options, &guest.map, &error));
-    guest.memory = pcow_map_address(guest.map);
-    return guest;
+    return map_image();
 }
 
 /*
@@ -185,7 +201,7 @@ static void wait_until(bool (*is_so)(const struct guest *guest), const struct gu
     }
 }
 
-/* The thread that gives remains back. */
+/* Before the first store to the slab. */
 static void test_given_back(void **state)
 {
     struct guest guest = begin(false);
@@ -193,10 +209,46 @@ static void test_given_back(void **state)
 
     (void)state;
     begin_call(&call, &guest);
-    wait_until(was_looked_at, &guest);
+    assert_true(is_given_back(&guest));
     end_call(&call, &guest);
-    /* They wait until nobody stores to the slab. */
-    assert_false(is_given_back(&guest));
+    end(&guest);
+}
+
+/* By the thread, of a slab that nobody stores to. */
+static void test_given_back_ahead(void **state)
+{
+    struct guest guest = begin(false);
+
+    (void)state;
+    MUST(pcow_map_resolve(guest.map, PCOW_SLAB_SIZE, PCOW_PAGE_SIZE, true, &error));
+    wait_until(is_given_back, &guest);
+    end(&guest);
+}
+
+/* They come into a slab that is stored to: they wait until it is no longer. */
+static void leave_some(const struct guest *guest, struct late_call *call)
+{
+    static const uint8_t left[PCOW_PAGE_SIZE] = {LEFT};
+
+    begin_call(call, guest);
+    assert_int_equal(pwrite(guest->image->file.fd, left, sizeof left,
+                            (off_t)(slab_offset + REMAINS * PCOW_PAGE_SIZE)),
+                     sizeof left);
+    remains_leave(guest->image, slab_offset / PCOW_SLAB_SIZE, 1);
+    remains_look_again(guest->image);
+    ahead_wake(guest->map);
+    wait_until(was_looked_at, guest);
+    assert_false(is_given_back(guest));
+}
+
+static void test_given_back_when_frozen(void **state)
+{
+    struct guest guest = begin(false);
+    struct late_call call;
+
+    (void)state;
+    leave_some(&guest, &call);
+    end_call(&call, &guest);
     MUST(pcow_snapshot_create(guest.image, "frozen", &error));
     wait_until(is_given_back, &guest);
     assert_int_equal(guest.memory[CALLED * PCOW_PAGE_SIZE], 0x22);
@@ -206,15 +258,87 @@ static void test_given_back(void **state)
 static void test_given_back_at_the_end(void **state)
 {
     struct guest guest = begin(false);
+    struct late_call call;
 
     (void)state;
-    MUST(pcow_map_resolve(guest.map, 0, PCOW_PAGE_SIZE, true, &error));
-    wait_until(was_looked_at, &guest);
-    assert_false(is_given_back(&guest));
+    leave_some(&guest, &call);
+    end_call(&call, &guest);
     end(&guest);
     guest.image = must_open(path_in_pool("image.pcow"), 0);
     assert_true(is_given_back(&guest));
     pcow_close(guest.image);
+}
+
+static bool is_dropped(const struct guest *guest)
+{
+    return is_hole(guest, CALLED);
+}
+
+/*
+ * What the guest has stored over since a snapshot goes with it, also on a full pool, and its slab
+ * becomes the active layer's once more. It was that before, and then calls stored to it.
+ */
+static void test_deleted(void **state)
+{
+    struct guest guest = begin(false);
+    struct late_call call;
+
+    (void)state;
+    begin_call(&call, &guest);
+    end_call(&call, &guest);
+    MUST(pcow_snapshot_create(guest.image, "first", &error));
+    begin_call(&call, &guest);
+    late_call_end(&call, 0x33);
+    MUST(pcow_snapshot_delete(guest.image, "first", NULL, &error));
+    wait_until(is_dropped, &guest);
+    assert_false(is_hole(&guest, CALLED + 1));
+    MUST(pcow_map_resolve(guest.map, (CALLED + 1) * PCOW_PAGE_SIZE, 1, true, &error));
+    late_call_begin(&call, guest.memory + (CALLED + 1) * PCOW_PAGE_SIZE);
+    late_call_end(&call, 0x44);
+    assert_int_equal(guest.memory[CALLED * PCOW_PAGE_SIZE], 0x33);
+    assert_int_equal(guest.memory[(CALLED + 1) * PCOW_PAGE_SIZE], 0x44);
+    assert_int_equal(guest.memory[(CALLED + 2) * PCOW_PAGE_SIZE], 0x55);
+    end(&guest);
+}
+
+/* Holes have nothing that a crash could bring back: no store to one waits for the disk. */
+static void test_no_commit_for_holes(void **state)
+{
+    pcow_image *image = must_create(path_in_pool("image.pcow"), 2 * PCOW_SLAB_SIZE, 0, NULL);
+    struct guest guest;
+    unsigned before;
+
+    (void)state;
+    MUST(pcow_write(image, 0, "", 1, &error));
+    pcow_close(image);
+    guest = map_image();
+    __atomic_store_n(guest.memory, 1, __ATOMIC_RELAXED);
+    before = __atomic_load_n(&syncs, __ATOMIC_RELAXED);
+    for (unsigned page = 16; page < PAGES_PER_SLAB; page += 16)
+        __atomic_store_n(guest.memory + page * PCOW_PAGE_SIZE, 1, __ATOMIC_RELAXED);
+    assert_true(__atomic_load_n(&syncs, __ATOMIC_RELAXED) - before < 5);
+    end(&guest);
+}
+
+/* A cluster does not fit: then what is left is for the pages that are stored to. */
+static void test_last_blocks(void **state)
+{
+    pcow_image *image = must_create(path_in_pool("image.pcow"), 2 * PCOW_SLAB_SIZE, 0, NULL);
+    struct guest guest;
+    unsigned served = 0;
+
+    (void)state;
+    MUST(pcow_write(image, 0, "", 1, &error));
+    MUST(pcow_snapshot_create(image, "first", &error));
+    MUST(pcow_write(image, 0, "", 1, &error));
+    pcow_close(image);
+    guest = map_image();
+    __atomic_store_n(guest.memory, 1, __ATOMIC_RELAXED);
+    pool_fill_disk(64 * KIB);
+    for (unsigned page = 31; page < PAGES_PER_SLAB; page += 16)
+        served += pcow_map_resolve(guest.map, page * PCOW_PAGE_SIZE, 1, true, NULL) == 0;
+    assert_in_range(served, 8, PAGES_PER_SLAB / 16);
+    end(&guest);
 }
 
 /* A page that nobody has stored to yet reads as zeros, not as the remains. */
@@ -223,10 +347,14 @@ static void test_stored_beside(void **state)
     struct guest guest = begin(false);
     struct late_call call;
     volatile uint8_t *page = guest.memory + REMAINS * PCOW_PAGE_SIZE;
+    unsigned before;
 
     (void)state;
-    begin_call(&call, &guest);
+    leave_some(&guest, &call);
+    before = __atomic_load_n(&syncs, __ATOMIC_RELAXED);
     __atomic_store_n(page + 1, 7, __ATOMIC_RELAXED);
+    /* On the medium before the page is valid there: else a crash would show them. */
+    assert_true(__atomic_load_n(&syncs, __ATOMIC_RELAXED) > before);
     end_call(&call, &guest);
     assert_int_equal(page[0], 0);
     assert_int_equal(page[1], 7);
@@ -243,7 +371,6 @@ static void test_copy_fails_beside(void **state)
 
     (void)state;
     begin_call(&call, &guest);
-    wait_until(was_looked_at, &guest);
     __atomic_store_n(&fails, true, __ATOMIC_SEQ_CST);
     __atomic_store_n(page + 1, 7, __ATOMIC_RELAXED);
     assert_false(fails);
@@ -261,7 +388,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         PINNED_TEST(test_given_back),
+        PINNED_TEST(test_given_back_ahead),
+        PINNED_TEST(test_given_back_when_frozen),
         PINNED_TEST(test_given_back_at_the_end),
+        PINNED_TEST(test_deleted),
+        PINNED_TEST(test_no_commit_for_holes),
+        PINNED_TEST(test_last_blocks),
         PINNED_TEST(test_stored_beside),
         PINNED_TEST(test_copy_fails_beside),
     };
