@@ -42,6 +42,8 @@ struct file {
     unsigned heads;                   /* slabs of a group that hold no data, at its begin */
     uint64_t *marked;                 /* NULL: no mirror, or not open for writing */
     uint64_t marked_groups[MAX_GROUPS / 64];
+    uint64_t marks;                   /* pages that were marked since it was opened */
+    uint64_t stores_begun, stores_ended;   /* of metadata, see mirror_begin_store() */
     /* class page-cache: groups of which the medium says that marks may be lost */
     uint64_t unordered_groups[MAX_GROUPS / 64];
     /*

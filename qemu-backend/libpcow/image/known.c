@@ -48,9 +48,12 @@ static int put_owners(const struct pcow_image *image, uint64_t first, uint64_t *
 static void put_bitmaps(const struct pcow_image *image, uint64_t first, uint8_t *content)
 {
     for (uint64_t i = 0; i < SLABS_PER_TABLE_PAGE; i++)
-        if (owner_of(image, first + i).kind == OWNER_DATA)
-            memcpy(content + i * sizeof *image->valid, &image->valid[first + i],
-                   sizeof *image->valid);
+        for (unsigned w = 0;
+             w < PAGE_SET_WORDS && owner_of(image, first + i).kind == OWNER_DATA; w++) {
+            uint64_t word = page_set_word(&image->valid[first + i], w);
+
+            memcpy(content + i * sizeof *image->valid + w * sizeof word, &word, sizeof word);
+        }
 }
 
 /* ---- layers ---------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "image/lock.h"
+#include "image/mirror_words.h"
 #include "util/crc.h"
 #include "util/error.h"
 
@@ -64,76 +65,6 @@ const char *mirror_page_name(unsigned page)
            : offset >= SLAB_TABLE_OFFSET  ? "page of the slab table"
            : page == 0                    ? "header"
                                           : "copy of the header";
-}
-
-/* ---- mark ------------------------------------------------------------------------------------ */
-
-/* Where the word of a page is stored to, or one beside it; NULL with errno set. */
-static uint64_t *word_address(struct file *file, uint64_t group, unsigned page)
-{
-    uint64_t offset = mirror_offset(group, CHECKSUMS_PAGE) + page * sizeof(uint64_t);
-    int ret = file_allocate_metadata(file, offset, sizeof(uint64_t));
-    uint64_t *where = ret ? NULL : file_address(file, offset);
-
-    if (where)
-        ret = file_prepare_store(file, where, NULL, offset, sizeof(uint64_t));
-    if (ret)
-        errno = -ret;
-    return ret ? NULL : where;
-}
-
-/* Also the value that is there: it may be another thread's, and not on the medium yet. */
-static int store_word(struct file *file, uint64_t *where, uint64_t value, bool synced)
-{
-    uint64_t since = failures_count(&file->persist.failures);
-
-    persist_word(&file->persist, where, value);
-    return synced || file->persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE
-               ? file_put_on_medium(file, where, sizeof *where, since)
-               : 0;
-}
-
-/* Marks of this group may be lost from now on: on the medium before the first one is made. */
-static int store_unordered(struct file *file, uint64_t group)
-{
-    uint64_t bit = UINT64_C(1) << group % 64, *where;
-    int ret;
-
-    if (__atomic_load_n(&file->unordered_groups[group / 64], __ATOMIC_ACQUIRE) & bit)
-        return 0;
-    where = word_address(file, group, CHECKSUMS_UNORDERED);
-    ret = where ? store_word(file, where, word_encode(1), true) : -errno;
-    if (!ret)
-        __atomic_fetch_or(&file->unordered_groups[group / 64], bit, __ATOMIC_ACQ_REL);
-    return ret;
-}
-
-static void set_marked(struct file *file, uint64_t page)
-{
-    uint64_t group = page / (GROUP_SIZE / PCOW_PAGE_SIZE), bit = mirror_bit(page);
-
-    __atomic_fetch_or(&file->marked_groups[group / 64], UINT64_C(1) << group % 64,
-                      __ATOMIC_RELAXED);
-    __atomic_fetch_or(&file->marked[bit / 64], UINT64_C(1) << bit % 64, __ATOMIC_ACQ_REL);
-}
-
-int mirror_mark_page(struct file *file, uint64_t page)
-{
-    uint64_t group = page / (GROUP_SIZE / PCOW_PAGE_SIZE);
-    unsigned number = (unsigned)(page % METADATA_PAGES);
-    int ret = file_grow(file, mirror_offset(group, METADATA_PAGES));
-    uint64_t *where = ret ? NULL : word_address(file, group, number);
-
-    if (!ret && !where)
-        ret = -errno;
-    if (!ret && file->persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
-        ret = store_unordered(file, group);
-    if (!ret)
-        ret = store_word(file, where, checksum_encode(CHECKSUM_STALE, 0), false);
-    /* Not before: another thread stores to the page when it sees the bit. */
-    if (!ret)
-        set_marked(file, page);
-    return ret;
 }
 
 /* ---- sync ------------------------------------------------------------------------------------ */
@@ -272,10 +203,10 @@ static int store_checksums(struct file *file, const struct copies *copies)
 
     for (size_t i = 0; i < copies->count && !ret; i++) {
         const struct copied *copied = &copies->list[i];
-        uint64_t *where = word_address(file, copied->group, copied->page),
+        uint64_t *where = mirror_word_address(file, copied->group, copied->page),
                  bit = copied->group * METADATA_PAGES + copied->page;
 
-        ret = where ? store_word(file, where, checksum_encode(CHECKSUM_VALID, copied->checksum),
+        ret = where ? mirror_store_word(file, where, checksum_encode(CHECKSUM_VALID, copied->checksum),
                                  false)
                     : -errno;
         /* Whoever stores to it again marks it again, also if the others fail. */
@@ -293,9 +224,9 @@ static int store_ordered(struct file *file)
 
     for (uint64_t group = 0; group < MAX_GROUPS && !ret; group++)
         if (group_is_marked(file, group)) {
-            uint64_t *where = word_address(file, group, CHECKSUMS_UNORDERED);
+            uint64_t *where = mirror_word_address(file, group, CHECKSUMS_UNORDERED);
 
-            ret = !where ? -errno : *where ? store_word(file, where, 0, false) : 0;
+            ret = !where ? -errno : *where ? mirror_store_word(file, where, 0, false) : 0;
         }
     memset(file->unordered_groups, 0, sizeof file->unordered_groups);
     return ret;
@@ -417,128 +348,4 @@ int mirror_tell(const struct file *file, struct pcow_error *error)
                          : "pcow-img check tells what they held, and pcow-img check -r all puts "
                            "them right",
                      checksums);
-}
-
-/* ---- verify ---------------------------------------------------------------------------------- */
-
-/* What is looked at of a group. */
-struct verified {
-    uint64_t group;
-    uint64_t words[METADATA_PAGES];
-    bool unordered;                    /* a crash may have lost marks, or stored pages without */
-    uint64_t there;                    /* offset of the next page that may hold anything */
-    uint64_t damaged;                  /* offset of the page that is, or of the one of checksums */
-};
-
-/*
- * Since the words were read: a writer changes the word of a page before it stores to the page. No
- * word becomes valid meanwhile, as the tree is locked.
- */
-static bool is_stored_to(const struct file *file, const struct verified *v, unsigned page)
-{
-    uint64_t word;
-
-    return !file_read(file, mirror_offset(v->group, CHECKSUMS_PAGE) + page * sizeof word, &word,
-                      sizeof word)
-           && word != v->words[page];
-}
-
-static int verify_page(struct file *file, struct verified *v, unsigned page,
-                       struct pcow_error *error)
-{
-    static const uint8_t zeros[PCOW_PAGE_SIZE];
-    uint8_t content[PCOW_PAGE_SIZE];
-    uint64_t offset = v->group * GROUP_SIZE + page * PCOW_PAGE_SIZE, word = v->words[page];
-    int ret;
-
-    if (v->there < offset)
-        v->there = file_next_data(file, offset, v->group * GROUP_SIZE + PCOW_SLAB_SIZE);
-    if (checksum_is(word, CHECKSUM_STALE)) {
-        if (file->marked)
-            set_marked(file, offset / PCOW_PAGE_SIZE);
-        return 0;
-    }
-    /* Copies may be others than their pages say, too: all are made anew. */
-    if (v->unordered)
-        return file->marked && (word || v->there == offset)
-                   ? mirror_mark_page(file, offset / PCOW_PAGE_SIZE)
-                   : 0;
-    if (!word)
-        return 0;
-    ret = v->there == offset ? file_read(file, offset, content, sizeof content) : 0;
-    if (ret)
-        return error_set_errno(error, ret, "%s: cannot read its %s at byte %llu", file->path,
-                               mirror_page_name(page), (unsigned long long)offset);
-    if (checksum_encode(CHECKSUM_VALID, mirror_checksum(file, v->group, page,
-                                                        v->there == offset ? content : zeros))
-            == word
-        || is_stored_to(file, v, page))
-        return 0;
-    v->damaged = offset;
-    return error_set(error, -EBADMSG,
-                     "%s: its %s at byte %llu, or the checksum of that, is damaged; pcow-img check "
-                     "tells what it held; copy the file, then pcow-img check -r all puts it right",
-                     file->path, mirror_page_name(page), (unsigned long long)offset);
-}
-
-static int verify_group(struct file *file, struct verified *v, struct pcow_error *error)
-{
-    int ret = file_read(file, mirror_offset(v->group, CHECKSUMS_PAGE), v->words, sizeof v->words);
-
-    if (ret)
-        return error_set_errno(error, ret, "%s: cannot read the checksums of its metadata",
-                               file->path);
-    v->unordered = checksums_are_unordered(v->words);
-    if (v->unordered && v->words[CHECKSUMS_UNORDERED] != word_encode(1)) {
-        v->damaged = mirror_offset(v->group, CHECKSUMS_PAGE);
-        return error_set(error, -EBADMSG,
-                         "%s: the checksums of its metadata are damaged; copy the file, then "
-                         "pcow-img check -r all makes them anew",
-                         file->path);
-    }
-    v->there = 0;
-    for (unsigned page = 0; page < METADATA_PAGES && !ret; page++)
-        if (metadata_page_counts(page))
-            ret = verify_page(file, v, page, error);
-    if (!ret && v->group == 0 && !v->words[0]) {
-        v->damaged = mirror_offset(0, CHECKSUMS_PAGE);
-        ret = error_set(error, -EBADMSG,
-                        "%s: the checksums of its metadata are gone; copy the file, then pcow-img "
-                        "check -r all makes them anew",
-                        file->path);
-    }
-    return ret;
-}
-
-int mirror_verify_held(struct file *file, uint64_t *damaged, struct pcow_error *error)
-{
-    struct verified *v;
-    int ret = 0;
-
-    if (file->heads == 1)
-        return 0;
-    v = malloc(sizeof *v);
-    if (!v)
-        return error_set(error, -ENOMEM, "out of memory");
-    for (v->group = 0; mirror_offset(v->group, METADATA_PAGES) <= file->size && !ret; v->group++)
-        ret = verify_group(file, v, error);
-    if (damaged && ret == -EBADMSG)
-        *damaged = v->damaged;
-    free(v);
-    return ret;
-}
-
-int mirror_verify(struct file *file, struct pcow_error *error)
-{
-    int ret;
-
-    if (file->heads == 1)
-        return 0;
-    /* Who marks a snapshot has no other lock. */
-    ret = lock_tree(file, false, error);
-    if (!ret) {
-        ret = mirror_verify_held(file, NULL, error);
-        unlock_tree(file);
-    }
-    return ret;
 }

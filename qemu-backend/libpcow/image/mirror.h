@@ -30,6 +30,21 @@ void mirror_detach(struct file *file);         /* by file_close() */
 /* page: of the file. */
 int mirror_mark_page(struct file *file, uint64_t page);
 
+/*
+ * Around each store of metadata in an image that may be mapped: before its page is marked, and after
+ * it is on the medium and memory knows of it. They may be nested. See mirror_follow.h.
+ * Async-signal-safe.
+ */
+static inline void mirror_begin_store(struct file *file)
+{
+    __atomic_fetch_add(&file->stores_begun, 1, __ATOMIC_SEQ_CST);
+}
+
+static inline void mirror_end_store(struct file *file)
+{
+    __atomic_fetch_add(&file->stores_ended, 1, __ATOMIC_SEQ_CST);
+}
+
 static inline uint64_t mirror_bit(uint64_t page)
 {
     return page / (GROUP_SIZE / PCOW_PAGE_SIZE) * METADATA_PAGES + page % METADATA_PAGES;
@@ -39,7 +54,7 @@ static inline bool mirror_is_marked(const struct file *file, uint64_t page)
 {
     uint64_t bit = mirror_bit(page);
 
-    return __atomic_load_n(&file->marked[bit / 64], __ATOMIC_ACQUIRE) >> bit % 64 & 1;
+    return __atomic_load_n(&file->marked[bit / 64], __ATOMIC_SEQ_CST) >> bit % 64 & 1;
 }
 
 /*

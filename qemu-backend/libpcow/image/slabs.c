@@ -193,8 +193,7 @@ int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned 
     return ret;
 }
 
-/* Rare: an interrupted operation has left it. */
-static int clear_bitmap(struct pcow_image *image, uint64_t slab)
+static int store_empty_bitmap(struct pcow_image *image, uint64_t slab)
 {
     static const struct page_set empty;
     struct page_set *valid = file_address(&image->file, bitmap_offset(slab));
@@ -209,6 +208,17 @@ static int clear_bitmap(struct pcow_image *image, uint64_t slab)
         return ret;
     persist_bytes(&image->file.persist, valid, &empty, sizeof empty);
     return file_put_on_medium(&image->file, valid, sizeof *valid, since);
+}
+
+/* Rare: an interrupted operation has left it. */
+static int clear_bitmap(struct pcow_image *image, uint64_t slab)
+{
+    int ret;
+
+    mirror_begin_store(&image->file);
+    ret = store_empty_bitmap(image, slab);
+    mirror_end_store(&image->file);
+    return ret;
 }
 
 int slab_take(struct pcow_image *image, uint64_t *slab)
@@ -291,7 +301,7 @@ static void *table_address(struct pcow_image *image, uint64_t slab, uint64_t off
     return ret ? NULL : where;
 }
 
-int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily)
+static int publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily)
 {
     uint64_t *where = table_address(image, slab, owner_offset(slab));
     int ret = where ? file_store64_at(&image->file, where, owner_offset(slab), owner_encode(owner),
@@ -308,8 +318,18 @@ int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bo
     return 0;
 }
 
-int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid,
-                     bool lazily)
+int slab_publish(struct pcow_image *image, uint64_t slab, struct owner owner, bool lazily)
+{
+    int ret;
+
+    mirror_begin_store(&image->file);
+    ret = publish(image, slab, owner, lazily);
+    mirror_end_store(&image->file);
+    return ret;
+}
+
+static int store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid,
+                       bool lazily)
 {
     struct page_set *where = table_address(image, slab, bitmap_offset(slab));
     uint64_t since = failures_count(&image->file.persist.failures);
@@ -333,6 +353,17 @@ int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_
     for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
         __atomic_store_n(&image->valid[slab].word[w], valid->word[w], __ATOMIC_RELEASE);
     return 0;
+}
+
+int slab_store_valid(struct pcow_image *image, uint64_t slab, const struct page_set *valid,
+                     bool lazily)
+{
+    int ret;
+
+    mirror_begin_store(&image->file);
+    ret = store_valid(image, slab, valid, lazily);
+    mirror_end_store(&image->file);
+    return ret;
 }
 
 static void set_free(struct pcow_image *image, uint64_t slab, slab_hold *hold)
@@ -464,9 +495,11 @@ int slabs_release(struct pcow_image *image, slab_condition *condition, const voi
     uint64_t count = image_slab_count(image);
     int ret = 0;
 
+    mirror_begin_store(&image->file);
     for (uint64_t group = 0; group < count && ret == 0; group += SLABS_PER_GROUP)
         ret = release_in_group(image, group + image->file.heads,
                                group + SLABS_PER_GROUP < count ? group + SLABS_PER_GROUP : count,
                                condition, opaque, hold);
+    mirror_end_store(&image->file);
     return ret;
 }

@@ -54,9 +54,14 @@ static void *address_to_store(struct file *file, uint64_t offset, size_t length)
 
 int file_store64(struct file *file, uint64_t offset, uint64_t value, bool lazily)
 {
-    uint64_t *where = address_to_store(file, offset, sizeof value);
+    uint64_t *where;
+    int ret;
 
-    return where ? file_store64_at(file, where, offset, value, lazily) : -errno;
+    mirror_begin_store(file);
+    where = address_to_store(file, offset, sizeof value);
+    ret = where ? file_store64_at(file, where, offset, value, lazily) : -errno;
+    mirror_end_store(file);
+    return ret;
 }
 
 int file_touch(struct file *file, uint64_t offset)
@@ -86,7 +91,7 @@ int file_sync_range(struct file *file, uint64_t offset, size_t length, uint64_t 
                : 0;
 }
 
-int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length)
+static int store_lazily(struct file *file, uint64_t offset, const void *from, size_t length)
 {
     void *where = address_to_store(file, offset, length);
 
@@ -98,13 +103,30 @@ int file_store_lazily(struct file *file, uint64_t offset, const void *from, size
                : persist_range(&file->persist, where, length);
 }
 
+int file_store_lazily(struct file *file, uint64_t offset, const void *from, size_t length)
+{
+    int ret;
+
+    mirror_begin_store(file);
+    ret = store_lazily(file, offset, from, length);
+    mirror_end_store(file);
+    return ret;
+}
+
 int file_store(struct file *file, uint64_t offset, const void *from, size_t length)
 {
-    void *where = address_to_store(file, offset, length);
-    uint64_t since = failures_count(&file->persist.failures);
+    uint64_t since;
+    void *where;
+    int ret;
 
-    if (!where)
-        return -errno;
-    persist_bytes(&file->persist, where, from, length);
-    return file_put_on_medium(file, where, length, since);
+    mirror_begin_store(file);
+    where = address_to_store(file, offset, length);
+    since = failures_count(&file->persist.failures);
+    ret = where ? 0 : -errno;
+    if (!ret) {
+        persist_bytes(&file->persist, where, from, length);
+        ret = file_put_on_medium(file, where, length, since);
+    }
+    mirror_end_store(file);
+    return ret;
 }

@@ -57,6 +57,8 @@ static bool rest(struct pcow_map *map, uint32_t seen)
     struct timespec idle = {IDLE_SECONDS, 0}, soon = {0, SOON_NS}, spare = {0, SPARE_NS - 1};
     bool something = ahead->holding || retire_is_due(map), expecting, due;
     uint32_t guesses = __atomic_load_n(&ahead->guesses, __ATOMIC_SEQ_CST);
+    const struct timespec *limit;
+    struct timespec mirror;
     long ret;
 
     expecting = guesses != ahead->seen_guesses;
@@ -67,13 +69,11 @@ static bool rest(struct pcow_map *map, uint32_t seen)
         return true;
     __atomic_store_n(&ahead->sleeping, 1, __ATOMIC_SEQ_CST);
     due = spare_is_due(map->image);
-    ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen,
-                  expecting   ? &soon
-                  : due       ? &spare
-                  : something ? &idle
-                              : NULL,
-                  NULL, 0);
-    if (ret < 0 && errno == ETIMEDOUT && !expecting && (something || !due)) {
+    limit = expecting ? &soon : due ? &spare : something ? &idle : NULL;
+    if (ahead_arm_mirror(map, &mirror) && (!limit || mirror.tv_sec < limit->tv_sec))
+        limit = &mirror;
+    ret = syscall(SYS_futex, &ahead->wakeups, FUTEX_WAIT_PRIVATE, seen, limit, NULL, 0);
+    if (ret < 0 && errno == ETIMEDOUT && limit != &mirror && !expecting && (something || !due)) {
         uint64_t count = accesses_served(map);
 
         if (count == ahead->idle_accesses)
@@ -132,6 +132,7 @@ static bool (*const jobs[])(struct pcow_map *map) = {
     refill,
     serve_queue,
     ahead_limit_opened,
+    ahead_follow_mirror,
 };
 
 static void *run(void *opaque)
@@ -179,6 +180,7 @@ void ahead_start(struct pcow_map *map, unsigned lead_min)
     ahead->is_fork =
         map->image->base && map->image->base->view != image_active(map->image->base);
     lead_begin(ahead, lead_min);
+    ahead_mirror_begin(map);
     /*
      * Signals are for the program's own threads; but an error in memory that it copies must not be
      * the end of the process.
@@ -209,5 +211,6 @@ void ahead_end(struct pcow_map *map)
     spare_end(map->image);
     prepare_end(map->image);
     reclaim(map->image, 0);
+    ahead_mirror_end(map);
     pthread_mutex_destroy(&map->ahead.busy);
 }

@@ -10,7 +10,8 @@
  *   and then page tables that nobody needs any more (windows.c),
  *   gives back what was prepared in slabs that a snapshot has frozen,
  *   gives back what snapshot operations and crashes have left (image/remains.h),
- *   unmaps the page tables that a snapshot or a revert has moved out of the way (retire.c).
+ *   unmaps the page tables that a snapshot or a revert has moved out of the way (retire.c),
+ *   brings the mirror of the metadata up to date, once a minute (image/mirror_follow.h).
  *
  * It sleeps on a futex; traps wake it, and only when it has something to do.
  */
@@ -20,6 +21,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 struct pcow_map;
 
@@ -70,7 +72,26 @@ struct ahead {
     uint64_t trimmed_ns;
     uint64_t trim_next;                /* the next slab that it looks at; 0: it is not under way */
     uint64_t prepared, completed;      /* statistics: slabs prepared, slabs copied whole */
+    /* the mirror: see ahead_mirror.c */
+    struct {
+        struct mirror_round *round;    /* NULL: it does not follow */
+        bool under_way;
+        bool armed;                    /* the thread wakes up by itself */
+        uint64_t marks;                /* that were made before the last round */
+        uint64_t last_ns, interval_ns; /* the last round; atomic: between two */
+    } mirror;
 };
+
+/* Begin / end to follow, by who has started the thread, and has it no more. */
+void ahead_mirror_begin(struct pcow_map *map);
+void ahead_mirror_end(struct pcow_map *map);
+/* The thread's: true if there may be more to do. */
+bool ahead_follow_mirror(struct pcow_map *map);
+/* How long the thread may sleep for it; false: until somebody wakes it. */
+bool ahead_arm_mirror(struct pcow_map *map, struct timespec *limit);
+/* After a trap was served. Async-signal-safe. */
+bool ahead_mirror_waits(const struct pcow_map *map);
+
 
 /* Start / end the thread. Without it (no memory for one) everything works, but nothing is ahead. */
 void ahead_start(struct pcow_map *map, unsigned lead_min);

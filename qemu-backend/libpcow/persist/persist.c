@@ -139,6 +139,19 @@ void persist_word(const struct persist *persist, uint64_t *where, uint64_t value
     __atomic_store_n(where, value, __ATOMIC_RELEASE);
 }
 
+bool persist_word_if(const struct persist *persist, uint64_t *where, uint64_t expected,
+                     uint64_t value)
+{
+    if (__atomic_load_n(where, __ATOMIC_ACQUIRE) != expected)
+        return false;
+    persist_observe(persist, (struct observation){.what = OBSERVED_STORE,
+                                                  .address = where,
+                                                  .length = sizeof value,
+                                                  .from = &value});
+    return __atomic_compare_exchange_n(where, &expected, value, false, __ATOMIC_SEQ_CST,
+                                       __ATOMIC_RELAXED);
+}
+
 void persist_bytes(const struct persist *persist, void *where, const void *from, size_t length)
 {
     persist_observe(persist,

@@ -67,6 +67,9 @@ int persist_range(struct persist *persist, const void *address, size_t length);
  * arrive in any order. All metadata is stored through these.
  */
 void persist_word(const struct persist *persist, uint64_t *where, uint64_t value);
+/* The word, if it is still this one: was it? */
+bool persist_word_if(const struct persist *persist, uint64_t *where, uint64_t expected,
+                     uint64_t value);
 void persist_bytes(const struct persist *persist, void *where, const void *from, size_t length);
 
 /* Order what was flushed before what follows. */

@@ -20,6 +20,24 @@ void scenario_first_touch_mapped(struct crash *c)
     step_unmap(c);
 }
 
+/* Words become valid, and stale once more, beside stores that are flushed and others. */
+void scenario_mirror_follows(struct crash *c)
+{
+    step_map(c);
+    step_guest_store(c, 4);
+    step_guest_store(c, 640);
+    step_guest_flush(c, 4);
+    step_follow(c);
+    step_guest_store(c, 40);
+    step_guest_flush(c, 40);
+    step_follow(c);
+    step_snapshot(c, "followed");
+    step_guest_store(c, 40);
+    step_follow(c);
+    step_guest_store(c, 601);
+    step_unmap(c);
+}
+
 void scenario_copy_on_write_mapped(struct crash *c)
 {
     step_map(c);

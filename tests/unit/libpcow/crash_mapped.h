@@ -5,6 +5,7 @@
 struct crash;
 
 void scenario_first_touch_mapped(struct crash *c);
+void scenario_mirror_follows(struct crash *c);
 void scenario_copy_on_write_mapped(struct crash *c);
 void scenario_create_mapped(struct crash *c);
 void scenario_create_in_steps(struct crash *c);

@@ -480,6 +480,7 @@ void crash_prepare_base(struct crash *c)
 const struct scenario scenarios[] = {
     {"first touch", nothing, first_touch},
     {"first touch, mapped", nothing, scenario_first_touch_mapped},
+    {"mirror follows", crash_two_snapshots, scenario_mirror_follows},
     {"copy-on-write", crash_two_snapshots, copy_on_write},
     {"copy-on-write, mapped", crash_two_snapshots, scenario_copy_on_write_mapped},
     {"snapshot create", some_pages, create_snapshots},

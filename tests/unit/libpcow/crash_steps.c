@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "chain/chain.h"
+#include "image/known.h"
+#include "image/mirror_follow.h"
 #include "monitor/monitor.h"
 
 /* ---- what must hold -------------------------------------------------------------------------- */
@@ -140,6 +142,22 @@ void step_map_prepared(struct crash *c)
         usleep(1000);
     }
     fail_msg("no slab is prepared");
+}
+
+void step_follow(struct crash *c)
+{
+    static struct mirror_round round;
+    struct file *file = &c->image->file;
+
+    if (c->persistence == PCOW_PERSISTENCE_PAGE_CACHE)
+        return;
+    turnstile_take(c->map);
+    while (mirror_take_pages(file, &(struct mirror_known){known_page, c->image}, &round))
+        ;
+    turnstile_release(c->map);
+    assert_int_equal(round.left, 0);
+    assert_true(round.count > 0);
+    assert_int_equal(mirror_end_round(file, &round), 0);
 }
 
 void step_keep_spare(struct crash *c, bool keep)

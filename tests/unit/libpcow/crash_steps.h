@@ -36,6 +36,8 @@ void step_guest_flush(struct crash *c, unsigned page);
  */
 void step_map(struct crash *c);
 void step_map_prepared(struct crash *c);
+/* Mapped; the mirror follows what was stored until now, but in class page-cache. */
+void step_follow(struct crash *c);
 /* Mapped; until spare slabs are there, or none any more. */
 void step_keep_spare(struct crash *c, bool keep);
 void step_unmap(struct crash *c);
