@@ -18,8 +18,7 @@ struct verified {
 };
 
 /*
- * Since the words were read: a writer changes the word of a page before it stores to the page. No
- * word becomes valid meanwhile, as the tree is locked.
+ * Since the words were read: a writer changes the word of a page before it stores to the page.
  */
 static bool is_stored_to(const struct file *file, const struct verified *v, unsigned page)
 {
@@ -52,15 +51,18 @@ static int verify_page(struct file *file, struct verified *v, unsigned page,
                    : 0;
     if (!word)
         return 0;
-    ret = v->there == offset ? file_read(file, offset, content, sizeof content) : 0;
-    if (ret)
-        return error_set_errno(error, ret, "%s: cannot read its %s at byte %llu", file->path,
-                               mirror_page_name(page), (unsigned long long)offset);
-    if (checksum_encode(CHECKSUM_VALID, mirror_checksum(file, v->group, page,
-                                                        v->there == offset ? content : zeros))
-            == word
-        || is_stored_to(file, v, page))
-        return 0;
+    /* Once more: it may have been stored to and be what it was, as by a writer that is followed. */
+    for (unsigned tries = 0; tries < 2; tries++) {
+        ret = v->there == offset ? file_read(file, offset, content, sizeof content) : 0;
+        if (ret)
+            return error_set_errno(error, ret, "%s: cannot read its %s at byte %llu", file->path,
+                                   mirror_page_name(page), (unsigned long long)offset);
+        if (checksum_encode(CHECKSUM_VALID, mirror_checksum(file, v->group, page,
+                                                            v->there == offset ? content : zeros))
+                == word
+            || is_stored_to(file, v, page))
+            return 0;
+    }
     v->damaged = offset;
     return error_set(error, -EBADMSG,
                      "%s: its %s at byte %llu, or the checksum of that, is damaged; pcow-img check "
