@@ -342,6 +342,8 @@ void slab_forget_prepared(struct pcow_image *image, uint64_t slab);
  * -ENOSPC: not all have one. The claim of its guest slab is held. Async-signal-safe.
  */
 int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
+/* One that holds nothing is backed: no page becomes valid without a block. */
+void slab_begin_backed(struct pcow_image *image, uint64_t slab);
 bool slab_is_backed(const struct pcow_image *image, uint64_t slab);
 /* Blocks of valid pages were punched out. */
 void slab_forget_backed(struct pcow_image *image, uint64_t slab);
