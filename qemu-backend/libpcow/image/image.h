@@ -342,8 +342,12 @@ void slab_forget_prepared(struct pcow_image *image, uint64_t slab);
  * -ENOSPC: not all have one. The claim of its guest slab is held. Async-signal-safe.
  */
 int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count);
-/* One that holds nothing is backed: no page becomes valid without a block. */
-void slab_begin_backed(struct pcow_image *image, uint64_t slab);
+/* It is backed, as one that holds nothing is: no page becomes valid without a block. */
+static inline void slab_begin_backed(struct pcow_image *image, uint64_t slab)
+{
+    __atomic_fetch_or(&image->backed[slab / 64], slab_bit(slab), __ATOMIC_RELEASE);
+    __atomic_fetch_or(&image->stored[slab / 64], slab_bit(slab), __ATOMIC_RELEASE);
+}
 bool slab_is_backed(const struct pcow_image *image, uint64_t slab);
 /* Blocks of valid pages were punched out. */
 void slab_forget_backed(struct pcow_image *image, uint64_t slab);

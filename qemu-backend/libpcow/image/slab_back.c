@@ -9,11 +9,6 @@ bool slab_is_backed(const struct pcow_image *image, uint64_t slab)
     return __atomic_load_n(&image->backed[slab / 64], __ATOMIC_ACQUIRE) >> (slab % 64) & 1;
 }
 
-static void set_backed(struct pcow_image *image, uint64_t slab)
-{
-    __atomic_fetch_or(&image->backed[slab / 64], slab_bit(slab), __ATOMIC_RELEASE);
-}
-
 void slab_forget_backed(struct pcow_image *image, uint64_t slab)
 {
     __atomic_fetch_and(&image->backed[slab / 64], ~slab_bit(slab), __ATOMIC_RELEASE);
@@ -27,11 +22,6 @@ void slab_forget_stored(struct pcow_image *image, uint64_t slab)
     __atomic_fetch_and(&image->stored[slab / 64], ~slab_bit(slab), __ATOMIC_RELEASE);
 }
 
-static void set_stored(struct pcow_image *image, uint64_t slab)
-{
-    __atomic_fetch_or(&image->stored[slab / 64], slab_bit(slab), __ATOMIC_RELEASE);
-}
-
 /* From here on remains wait, see remains_must_wait(); so those that there are go now. */
 static void begin_stores(struct pcow_image *image, uint64_t slab)
 {
@@ -40,13 +30,7 @@ static void begin_stores(struct pcow_image *image, uint64_t slab)
         return;
     if (slab_is_suspect(image, slab) && remains_empty_pages(image, slab, false) == 0)
         remains_forget(image, slab);
-    set_stored(image, slab);
-}
-
-void slab_begin_backed(struct pcow_image *image, uint64_t slab)
-{
-    set_backed(image, slab);
-    set_stored(image, slab);
+    __atomic_fetch_or(&image->stored[slab / 64], slab_bit(slab), __ATOMIC_RELEASE);
 }
 
 int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned count)
@@ -73,6 +57,6 @@ int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned 
         page = end;
     }
     if (!ret && count == PAGES_PER_SLAB)
-        set_backed(image, slab);
+        slab_begin_backed(image, slab);
     return ret;
 }
