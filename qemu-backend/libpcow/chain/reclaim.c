@@ -155,7 +155,7 @@ static uint64_t begin_round(struct pcow_image *image, unsigned limit, uint64_t s
 bool reclaim(struct pcow_image *image, unsigned limit)
 {
     uint64_t slabs = image_slab_count(image), next, left;
-    unsigned done = 0;
+    unsigned done = 0, looked_at = 0;
 
     if (!image->remains || !remains_are_due(image))
         return false;
@@ -167,7 +167,7 @@ bool reclaim(struct pcow_image *image, unsigned limit)
         next = p < slabs ? p : 0;
         if (p == end)
             continue;
-        if (limit && done == limit)
+        if (limit && looked_at++ == limit)
             break;
         done += empty_marked(image, p);
         left--;

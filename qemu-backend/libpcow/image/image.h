@@ -121,6 +121,7 @@ struct pcow_image {
     /* writers: one bit a slab whose blocks are to be given back, see remains.h */
     uint64_t *remains;
     uint64_t remains_size;            /* bytes that were left so since it was opened; grows only */
+    bool remains_found;               /* what a former writer may have left is marked; atomic */
     bool remains_due;                 /* a bit was set since a round through all began */
     /* where a round goes on that is made in steps, by one thread, */
     uint64_t remains_next;
@@ -353,7 +354,8 @@ bool slab_is_backed(const struct pcow_image *image, uint64_t slab);
 void slab_forget_backed(struct pcow_image *image, uint64_t slab);
 /*
  * A slab that is about to become the active layer's, and of which nothing is mapped for stores, has
- * remains: they may be given back until the first store to it.
+ * remains: in class page-cache they are given back before the first store to it, and it does not
+ * count as backed until then.
  */
 void slab_forget_stored(struct pcow_image *image, uint64_t slab);
 

@@ -79,6 +79,8 @@ void remains_find(struct pcow_image *image, bool owned)
         else if (!owned)
             return;
     }
+    if (owned)
+        __atomic_store_n(&image->remains_found, true, __ATOMIC_RELEASE);
 }
 
 int remains_empty_pages(struct pcow_image *image, uint64_t slab, bool holes)

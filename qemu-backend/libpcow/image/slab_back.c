@@ -4,9 +4,21 @@
 #include "image/image.h"
 #include "image/remains.h"
 
+static bool has_bit(const uint64_t *bits, uint64_t slab)
+{
+    return __atomic_load_n(&bits[slab / 64], __ATOMIC_ACQUIRE) & slab_bit(slab);
+}
+
+/* Are remains of it still to be given back before it is stored to? */
+static bool begins_stores(const struct pcow_image *image, uint64_t slab)
+{
+    return image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE
+           && !has_bit(image->stored, slab);
+}
+
 bool slab_is_backed(const struct pcow_image *image, uint64_t slab)
 {
-    return __atomic_load_n(&image->backed[slab / 64], __ATOMIC_ACQUIRE) >> (slab % 64) & 1;
+    return has_bit(image->backed, slab) && !begins_stores(image, slab);
 }
 
 void slab_forget_backed(struct pcow_image *image, uint64_t slab)
@@ -16,19 +28,22 @@ void slab_forget_backed(struct pcow_image *image, uint64_t slab)
 
 void slab_forget_stored(struct pcow_image *image, uint64_t slab)
 {
-    if (image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE)
-        return;
-    slab_forget_backed(image, slab);
     __atomic_fetch_and(&image->stored[slab / 64], ~slab_bit(slab), __ATOMIC_RELEASE);
 }
 
-/* From here on remains wait, see remains_must_wait(); so those that there are go now. */
+/*
+ * From here on remains wait, see remains_must_wait(); so those that there are go now. Of one that
+ * the thread has been at there are none.
+ */
 static void begin_stores(struct pcow_image *image, uint64_t slab)
 {
-    if (image->file.persist.persistence != PCOW_PERSISTENCE_PAGE_CACHE
-        || __atomic_load_n(&image->stored[slab / 64], __ATOMIC_ACQUIRE) & slab_bit(slab))
-        return;
-    if (slab_is_suspect(image, slab) && remains_empty_pages(image, slab, false) == 0)
+    bool may_have = has_bit(image->remains, slab)
+                    || (slab < image->slabs_at_open
+                        && !__atomic_load_n(&image->remains_found, __ATOMIC_ACQUIRE));
+
+    if (may_have && remains_empty_pages(image, slab, false))
+        remains_keep(image, slab);
+    else if (may_have)
         remains_forget(image, slab);
     __atomic_fetch_or(&image->stored[slab / 64], slab_bit(slab), __ATOMIC_RELEASE);
 }
@@ -37,9 +52,10 @@ int slab_back(struct pcow_image *image, uint64_t slab, unsigned first, unsigned 
 {
     int ret;
 
+    if (begins_stores(image, slab))
+        begin_stores(image, slab);
     if (slab_is_backed(image, slab))
         return 0;
-    begin_stores(image, slab);
     /* It is to be stored to. */
     ret = datasum_drop(&image->file, slab);
     if (!ret)

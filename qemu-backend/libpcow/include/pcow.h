@@ -449,7 +449,9 @@ int pcow_snapshot_delete(pcow_image *image, const char *name, uint64_t *freed,
  * Revert, delete and resize commit and return; the blocks of what was dropped go back to the pool
  * soon after: by the thread of the map, if there is one, else when the image is closed, in any case
  * before a full pool is reported. This does it now, with what a killed writer has left of that
- * kind; *reclaimed (may be NULL): bytes that the file became smaller by.
+ * kind; *reclaimed (may be NULL): bytes that the file became smaller by. In class page-cache what a
+ * failed copy has left in a slab that is stored to waits for the next snapshot, or the end of the
+ * map.
  */
 int pcow_reclaim(pcow_image *image, uint64_t *reclaimed, struct pcow_error *error);
 /* Whether pcow_snapshot_delete() would be refused now (-EBUSY, -ENOENT); changes nothing. */
