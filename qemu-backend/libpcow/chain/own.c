@@ -232,8 +232,8 @@ static int empty_run(struct pcow_image *image, uint64_t offset, uint64_t length)
 }
 
 /*
- * What a run has taken that then did not fit could not be given back where remains have to wait, and
- * the one page that is needed would find nothing.
+ * What a run has taken that then did not fit could not be given back where remains have to wait,
+ * and the one page that is needed would find nothing.
  */
 static bool fits(const struct pcow_image *image, uint64_t slab, unsigned pages)
 {

@@ -43,6 +43,7 @@ struct file {
     uint64_t *marked;                 /* NULL: no mirror, or not open for writing */
     uint64_t marked_groups[MAX_GROUPS / 64];
     uint64_t marks;                   /* pages that were marked since it was opened */
+    uint64_t *followed;               /* the same bits: of pages that were followed */
     uint64_t stores_begun, stores_ended;   /* of metadata, see mirror_begin_store() */
     /* class page-cache: groups of which the medium says that marks may be lost */
     uint64_t unordered_groups[MAX_GROUPS / 64];

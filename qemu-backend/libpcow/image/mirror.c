@@ -32,19 +32,22 @@ int mirror_attach(struct file *file, const struct header *header)
     file->heads = header_heads(header);
     if (file->heads == 1 || !file->writable || file->marked)
         return 0;
-    file->marked = mmap(NULL, MARKED_SIZE, PROT_READ | PROT_WRITE,
+    /* Two sets of bits. */
+    file->marked = mmap(NULL, 2 * MARKED_SIZE, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (file->marked != MAP_FAILED)
-        return 0;
-    file->marked = NULL;
-    return -ENOMEM;
+    if (file->marked == MAP_FAILED) {
+        file->marked = NULL;
+        return -ENOMEM;
+    }
+    file->followed = file->marked + MARKED_SIZE / sizeof *file->marked;
+    return 0;
 }
 
 void mirror_detach(struct file *file)
 {
     if (file->marked)
-        munmap(file->marked, MARKED_SIZE);
-    file->marked = NULL;
+        munmap(file->marked, 2 * MARKED_SIZE);
+    file->marked = file->followed = NULL;
 }
 
 uint32_t mirror_checksum(const struct file *file, uint64_t group, unsigned page,
@@ -159,10 +162,18 @@ static int copy_page(struct file *file, const struct mirror_known *known, uint64
                                      });
 }
 
+static bool was_followed(const struct file *file, uint64_t group, unsigned page)
+{
+    uint64_t bit = group * METADATA_PAGES + page;
+
+    return __atomic_load_n(&file->followed[bit / 64], __ATOMIC_RELAXED) >> bit % 64 & 1;
+}
+
 /*
  * Is a page to be copied? All that are stale: another process may have marked some (a snapshot was
  * pinned). And all that we have marked: what else their words say somebody has put there, and the
- * older copy would be taken for right. With the new checksum that is put right.
+ * older copy would be taken for right. With the new checksum that is put right. Those that were
+ * followed as well: they are compared with what is known once more.
  */
 static bool is_to_be_copied(struct file *file, uint64_t group, unsigned page, uint64_t word)
 {
@@ -170,7 +181,11 @@ static bool is_to_be_copied(struct file *file, uint64_t group, unsigned page, ui
 
     if (!metadata_page_counts(page))
         return false;
-    if (stale || !mirror_is_marked(file, group * (GROUP_SIZE / PCOW_PAGE_SIZE) + page))
+    if (was_followed(file, group, page) && checksum_is(word, CHECKSUM_VALID))
+        return true;
+    if (stale
+        || (!mirror_is_marked(file, group * (GROUP_SIZE / PCOW_PAGE_SIZE) + page)
+            && !was_followed(file, group, page)))
         return stale;
     if (!may_be_lost(file))
         file->overwritten.checksums++;
@@ -206,8 +221,8 @@ static int store_checksums(struct file *file, const struct copies *copies)
         uint64_t *where = mirror_word_address(file, copied->group, copied->page),
                  bit = copied->group * METADATA_PAGES + copied->page;
 
-        ret = where ? mirror_store_word(file, where, checksum_encode(CHECKSUM_VALID, copied->checksum),
-                                 false)
+        ret = where ? mirror_store_word(file, where,
+                                        checksum_encode(CHECKSUM_VALID, copied->checksum), false)
                     : -errno;
         /* Whoever stores to it again marks it again, also if the others fail. */
         if (!ret)
@@ -265,7 +280,9 @@ static void forget_marks(struct file *file)
 {
     for (uint64_t group = 0; group < MAX_GROUPS; group++)
         if (group_is_marked(file, group))
-            memset(&file->marked[group * METADATA_PAGES / 64], 0, METADATA_PAGES / 8);
+            for (unsigned w = 0; w < METADATA_PAGES / 64; w++)
+                file->marked[group * METADATA_PAGES / 64 + w] =
+                    file->followed[group * METADATA_PAGES / 64 + w] = 0;
     memset(file->marked_groups, 0, sizeof file->marked_groups);
 }
 

@@ -31,8 +31,8 @@ void mirror_detach(struct file *file);         /* by file_close() */
 int mirror_mark_page(struct file *file, uint64_t page);
 
 /*
- * Around each store of metadata in an image that may be mapped: before its page is marked, and after
- * it is on the medium and memory knows of it. They may be nested. See mirror_follow.h.
+ * Around each store of metadata in an image that may be mapped: before its page is marked, and
+ * after it is on the medium and memory knows of it. They may be nested. See mirror_follow.h.
  * Async-signal-safe.
  */
 static inline void mirror_begin_store(struct file *file)

@@ -9,8 +9,6 @@
 
 /* Of one call: who has taken the chain for that may be waited for. */
 #define MOST_PAGES 16u
-/* The *stale* of a page that was taken. */
-#define TAKEN checksum_encode(CHECKSUM_STALE, 1)
 #define WORDS_PER_PAGE (PCOW_PAGE_SIZE / sizeof(uint64_t))
 
 static bool is_followed(unsigned page)
@@ -20,14 +18,14 @@ static bool is_followed(unsigned page)
     return offset >= BITMAP_OFFSET || (offset >= SLAB_TABLE_OFFSET && offset < LAYER_TABLE_OFFSET);
 }
 
-static void set_bit(struct file *file, uint64_t bit)
+static void set_bit(uint64_t *bits, uint64_t bit)
 {
-    __atomic_fetch_or(&file->marked[bit / 64], UINT64_C(1) << bit % 64, __ATOMIC_SEQ_CST);
+    __atomic_fetch_or(&bits[bit / 64], UINT64_C(1) << bit % 64, __ATOMIC_SEQ_CST);
 }
 
-static void clear_bit(struct file *file, uint64_t bit)
+static void clear_bit(uint64_t *bits, uint64_t bit)
 {
-    __atomic_fetch_and(&file->marked[bit / 64], ~(UINT64_C(1) << bit % 64), __ATOMIC_SEQ_CST);
+    __atomic_fetch_and(&bits[bit / 64], ~(UINT64_C(1) << bit % 64), __ATOMIC_SEQ_CST);
 }
 
 /* False: somebody stores, or what is there is not what is known. */
@@ -44,25 +42,46 @@ static bool read_page(struct file *file, const struct mirror_known *known, uint6
            && memcmp(there, content, sizeof there) == 0;
 }
 
+/* The *stale* of a page that was taken: each time another one. */
+static uint64_t taken_word(uint32_t number)
+{
+    return checksum_encode(CHECKSUM_STALE, number);
+}
+
 /*
- * Where the copy has its blocks it is stored to by loads and stores: a write would be for the next
- * commit of the file system, which a trap may be the first one to want.
+ * Class pmem: where the copy has its blocks it is stored to, without a system call. A write would
+ * be for the next commit of the file system, which a trap may be the first one to want.
  */
 static int write_copy(struct file *file, uint64_t group, unsigned page,
                       const uint64_t content[WORDS_PER_PAGE])
 {
     uint64_t to = mirror_offset(group, page);
+    void *where;
 
-    return file_has_hole(file, to, PCOW_PAGE_SIZE)
-               ? file_write_data(file, to, content, PCOW_PAGE_SIZE)
-               : file_overwrite(file, to, content, PCOW_PAGE_SIZE);
+    if (file->persist.persistence != PCOW_PERSISTENCE_PMEM
+        || file_has_hole(file, to, PCOW_PAGE_SIZE) || lost_is_in(file, to, PCOW_PAGE_SIZE))
+        return file_write_data(file, to, content, PCOW_PAGE_SIZE);
+    where = file_address(file, to);
+    return where ? persist_copy(&file->persist, where, content, PCOW_PAGE_SIZE) : -errno;
+}
+
+/*
+ * By this thread: a writer that was killed may have stored to the page what no cache of a CPU has
+ * written yet.
+ */
+static int flush_page(struct file *file, uint64_t group, unsigned page)
+{
+    const void *where = file_address(file, group * GROUP_SIZE + page * PCOW_PAGE_SIZE);
+
+    return where ? persist_range(&file->persist, where, PCOW_PAGE_SIZE) : -errno;
 }
 
 static bool take_page(struct file *file, const struct mirror_known *known, uint64_t bit,
                       struct mirror_round *round)
 {
     struct mirror_taken taken = {.group = bit / METADATA_PAGES,
-                                 .page = (unsigned)(bit % METADATA_PAGES)};
+                                 .page = (unsigned)(bit % METADATA_PAGES),
+                                 .number = ++round->number ? round->number : ++round->number};
     uint64_t begun = __atomic_load_n(&file->stores_begun, __ATOMIC_SEQ_CST),
              content[WORDS_PER_PAGE], *word;
 
@@ -74,14 +93,15 @@ static bool take_page(struct file *file, const struct mirror_known *known, uint6
         || !read_page(file, known, taken.group, taken.page, content))
         return false;
     taken.checksum = mirror_checksum(file, taken.group, taken.page, content);
-    persist_word(&file->persist, word, TAKEN);
-    clear_bit(file, bit);
+    persist_word(&file->persist, word, taken_word(taken.number));
+    clear_bit(file->marked, bit);
     /* Who had begun before may not have seen it. */
     if (__atomic_load_n(&file->stores_begun, __ATOMIC_SEQ_CST) != begun
         || write_copy(file, taken.group, taken.page, content)) {
-        set_bit(file, bit);
+        set_bit(file->marked, bit);
         return false;
     }
+    set_bit(file->followed, bit);
     round->taken[round->count++] = taken;
     return true;
 }
@@ -119,10 +139,11 @@ bool mirror_take_pages(struct file *file, const struct mirror_known *known,
 static int store_checksum(struct file *file, const struct mirror_taken *taken)
 {
     uint64_t *word = mirror_word_address(file, taken->group, taken->page);
+    int ret = word ? flush_page(file, taken->group, taken->page) : -errno;
 
-    if (!word)
-        return -errno;
-    return persist_word_if(&file->persist, word, TAKEN,
+    if (ret)
+        return ret;
+    return persist_word_if(&file->persist, word, taken_word(taken->number),
                            checksum_encode(CHECKSUM_VALID, taken->checksum))
                ? persist_range(&file->persist, word, sizeof *word)
                : 0;
@@ -141,7 +162,7 @@ int mirror_end_round(struct file *file, struct mirror_round *round)
     }
     /* Whatever its word says, it is stale. */
     for (unsigned i = done; ret && i < round->count; i++)
-        set_bit(file, round->taken[i].group * METADATA_PAGES + round->taken[i].page);
+        set_bit(file->marked, round->taken[i].group * METADATA_PAGES + round->taken[i].page);
     round->count = 0;
     round->next = 0;
     return ret;

@@ -14,9 +14,10 @@
  * looked its page up, which pins the folio, and stores later. A hole in it makes the kernel write
  * the folio and cut it; one that is pinned it cannot cut, and drops as a whole
  * (truncate_inode_partial_folio(); XFS, ext4 from Linux 6.16 on). What the call stores then is in
- * no file. So a slab of the active layer is emptied before the first page of it is mapped for stores
- * (slab_back()). What comes later, of copies that fail, waits, marked, until the slab is frozen or
- * the image is closed, and is filled with zeros where a hole would do. Whole slabs are whole folios.
+ * no file. So a slab of the active layer is emptied before the first page of it is mapped for
+ * stores (slab_back()). What comes later, of copies that fail, waits, marked, until the slab is
+ * frozen or the image is closed, and is filled with zeros where a hole would do. Whole slabs are
+ * whole folios.
  *
  * On the medium nothing says what is marked, and nothing needs to: a free slab with blocks, and
  * blocks of a page that is not valid, are what a crash leaves as well. Whoever opens a file for

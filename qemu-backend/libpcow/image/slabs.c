@@ -366,7 +366,8 @@ static int drop_checksums(struct pcow_image *image, uint64_t first, uint64_t end
 
 /*
  * Says in the bitmap of a slab, the owner word of which is 0 on the medium, whose it was: after a
- * kill its blocks are a mere leak then, see check/free.c. A help only: without it they are doubtful.
+ * kill its blocks are a mere leak then, see check/free.c. A help only: without it they are
+ * doubtful.
  */
 static void mark_released(struct pcow_image *image, uint64_t slab)
 {

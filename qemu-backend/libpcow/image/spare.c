@@ -271,8 +271,10 @@ static int take(struct pcow_image *image, uint64_t *slab)
         return ret;
     if (image->file.persist.persistence != PCOW_PERSISTENCE_PMEM)
         ret = write_zeros(image, *slab, 0);
+    mirror_begin_store(&image->file);
     if (!ret)
         ret = mirror_mark(&image->file, owner_offset(*slab), sizeof(uint64_t));
+    mirror_end_store(&image->file);
     if (ret)
         give_back(image, *slab);
     return ret;

@@ -94,8 +94,6 @@ void ahead_served(struct pcow_map *map, uint64_t guest_slab, bool copied, bool c
         && prepared_count(map->image) <= __atomic_load_n(&ahead->lead, __ATOMIC_RELAXED) / 2
         && __atomic_load_n(&ahead->sleeping, __ATOMIC_RELAXED))
         wake(ahead);
-    else if (ahead_mirror_waits(map))
-        wake(ahead);
 }
 
 unsigned ahead_queued(const struct pcow_map *map)

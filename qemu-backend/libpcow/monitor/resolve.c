@@ -106,6 +106,8 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
          */
         pause_between_tries(*waiting);
     }
+    if (write && ahead_mirror_waits(map))
+        ahead_wake(map);
     if (told && ret == 0)
         events_post(&map->events, PCOW_EVENT_POOL_RESUMED, 0, offset);
     if (ret && ret != -ENOSPC)

@@ -125,8 +125,8 @@ void step_map(struct crash *c)
 }
 
 /*
- * Slabs are taken, emptied and filled with zeros ahead of the guest, and have no owner yet. In class
- * page-cache none is.
+ * Slabs are taken, emptied and filled with zeros ahead of the guest, and have no owner yet. In
+ * class page-cache none is.
  */
 void step_map_prepared(struct crash *c)
 {

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "format/format2.h"
-#include "image/mirror.h"
+#include "image/mirror_follow.h"
 #include "monitor/ahead.h"
 #include "monitor/monitor.h"
 
@@ -271,6 +271,42 @@ static void test_beside_who_stores(void **state)
     must_be_clean(IMAGE);
 }
 
+/* Nobody wakes the thread but who stores. */
+static void test_by_itself(void **state)
+{
+    struct guest guest = begin();
+    uint64_t marks = 0;
+
+    (void)state;
+    store(&guest, 0, 1);
+    __atomic_store_n(&guest.map->ahead.mirror.interval_ns, 20 * SOME_NS, __ATOMIC_RELAXED);
+    for (unsigned round = 1; round <= 5; round++) {
+        store(&guest, round * 32, 1);
+        assert_true(mirror_marks(&guest.image->file) > marks);
+        marks = mirror_marks(&guest.image->file);
+        wait_until_followed(&guest);
+    }
+    pcow_map_destroy(guest.map);
+    pcow_close(guest.image);
+    must_be_clean(IMAGE);
+}
+
+/* The end tells also of a page that had been followed. */
+static void test_overwritten_after(void **state)
+{
+    struct guest guest = begin();
+
+    (void)state;
+    for (unsigned slab = 0; slab < SLABS; slab++)
+        store(&guest, slab * PAGES_PER_SLAB, 1);
+    follow_at_once(&guest);
+    wait_until_followed(&guest);
+    lose_a_page(IMAGE);
+    pcow_map_destroy(guest.map);
+    MUST_FAIL(-EBADMSG, pcow_finish(guest.image, &error));
+    pcow_close(guest.image);
+}
+
 /* What somebody else has overwritten gets no checksum; who closes the image tells of it. */
 static void test_overwritten(void **state)
 {
@@ -297,6 +333,8 @@ int main(void)
         SCRATCH_TEST(test_stored_to_again),
         SCRATCH_TEST(test_beside_who_stores),
         SCRATCH_TEST(test_overwritten),
+        SCRATCH_TEST(test_overwritten_after),
+        SCRATCH_TEST(test_by_itself),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
