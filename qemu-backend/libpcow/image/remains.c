@@ -67,18 +67,20 @@ void remains_find(struct pcow_image *image, bool owned)
             continue;
         if (is_used(image, p)) {
             if (owned && slab_peek(image, p).kind == OWNER_DATA)
-                mark(image, p);
+                remains_keep(image, p);
             continue;
         }
         data = lseek(image->file.fd, (off_t)(p << SLAB_BITS), SEEK_DATA);
         /* Nothing up to the slab that was found, so nothing in free ones before it. */
         if (data >= 0 && (uint64_t)data >> SLAB_BITS == p)
-            mark(image, p);
+            remains_keep(image, p);
         else if (!owned && data >= 0)
             p = ((uint64_t)data >> SLAB_BITS) - 1;
         else if (!owned)
-            return;
+            break;
     }
+    /* Who looks at them knows which have to wait; what is the active layer may change just now. */
+    remains_look_again(image);
     if (owned)
         __atomic_store_n(&image->remains_found, true, __ATOMIC_RELEASE);
 }
