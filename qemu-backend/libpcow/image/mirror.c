@@ -162,6 +162,14 @@ static int copy_page(struct file *file, const struct mirror_known *known, uint64
                                      });
 }
 
+static bool has_checksum(const struct file *file, uint64_t group, unsigned page, uint64_t word)
+{
+    uint64_t content[PCOW_PAGE_SIZE / sizeof(uint64_t)];
+
+    return file_read(file, group * GROUP_SIZE + page * PCOW_PAGE_SIZE, content, sizeof content) == 0
+           && checksum_encode(CHECKSUM_VALID, mirror_checksum(file, group, page, content)) == word;
+}
+
 static bool was_followed(const struct file *file, uint64_t group, unsigned page)
 {
     uint64_t bit = group * METADATA_PAGES + page;
@@ -173,7 +181,8 @@ static bool was_followed(const struct file *file, uint64_t group, unsigned page)
  * Is a page to be copied? All that are stale: another process may have marked some (a snapshot was
  * pinned). And all that we have marked: what else their words say somebody has put there, and the
  * older copy would be taken for right. With the new checksum that is put right. Those that were
- * followed as well: they are compared with what is known once more.
+ * followed as well, unless page and checksum agree: then the copy does too, and if memory says
+ * something else, it is memory that was overwritten.
  */
 static bool is_to_be_copied(struct file *file, uint64_t group, unsigned page, uint64_t word)
 {
@@ -182,7 +191,7 @@ static bool is_to_be_copied(struct file *file, uint64_t group, unsigned page, ui
     if (!metadata_page_counts(page))
         return false;
     if (was_followed(file, group, page) && checksum_is(word, CHECKSUM_VALID))
-        return true;
+        return !has_checksum(file, group, page, word);
     if (stale
         || (!mirror_is_marked(file, group * (GROUP_SIZE / PCOW_PAGE_SIZE) + page)
             && !was_followed(file, group, page)))

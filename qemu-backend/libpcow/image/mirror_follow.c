@@ -6,6 +6,7 @@
 
 #include "image/lost.h"
 #include "image/mirror_words.h"
+#include "persist/copy.h"
 
 /* Of one call: who has taken the chain for that may be waited for. */
 #define MOST_PAGES 16u
@@ -56,13 +57,15 @@ static int write_copy(struct file *file, uint64_t group, unsigned page,
                       const uint64_t content[WORDS_PER_PAGE])
 {
     uint64_t to = mirror_offset(group, page);
-    void *where;
+    bool there = file->persist.persistence == PCOW_PERSISTENCE_PMEM
+                 && !file_has_hole(file, to, PCOW_PAGE_SIZE)
+                 && !lost_is_in(file, to, PCOW_PAGE_SIZE);
+    void *where = there ? file_address(file, to) : NULL;
 
-    if (file->persist.persistence != PCOW_PERSISTENCE_PMEM
-        || file_has_hole(file, to, PCOW_PAGE_SIZE) || lost_is_in(file, to, PCOW_PAGE_SIZE))
-        return file_write_data(file, to, content, PCOW_PAGE_SIZE);
-    where = file_address(file, to);
-    return where ? persist_copy(&file->persist, where, content, PCOW_PAGE_SIZE) : -errno;
+    /* A write mends what the medium cannot read. */
+    return where && persist_copy(&file->persist, where, content, PCOW_PAGE_SIZE) == 0
+               ? 0
+               : file_write_data(file, to, content, PCOW_PAGE_SIZE);
 }
 
 /*
@@ -73,7 +76,10 @@ static int flush_page(struct file *file, uint64_t group, unsigned page)
 {
     const void *where = file_address(file, group * GROUP_SIZE + page * PCOW_PAGE_SIZE);
 
-    return where ? persist_range(&file->persist, where, PCOW_PAGE_SIZE) : -errno;
+    if (!where)
+        return -errno;
+    /* Is it still there? */
+    return copy_touch(where) ? persist_range(&file->persist, where, PCOW_PAGE_SIZE) : -EIO;
 }
 
 static bool take_page(struct file *file, const struct mirror_known *known, uint64_t bit,

@@ -29,6 +29,20 @@ static bool is_stored_to(const struct file *file, const struct verified *v, unsi
            && word != v->words[page];
 }
 
+/* Who has made it may have been killed before it was on the medium. */
+static int adopt_mark(struct file *file, uint64_t group, unsigned page)
+{
+    bool pmem = file->persist.persistence == PCOW_PERSISTENCE_PMEM;
+    uint64_t *where = pmem ? mirror_word_address(file, group, page) : NULL;
+
+    if (pmem && !where)
+        return -errno;
+    if (where)
+        persist_range(&file->persist, where, sizeof *where);
+    mirror_set_marked(file, group * (GROUP_SIZE / PCOW_PAGE_SIZE) + page);
+    return 0;
+}
+
 static int verify_page(struct file *file, struct verified *v, unsigned page,
                        struct pcow_error *error)
 {
@@ -39,11 +53,8 @@ static int verify_page(struct file *file, struct verified *v, unsigned page,
 
     if (v->there < offset)
         v->there = file_next_data(file, offset, v->group * GROUP_SIZE + PCOW_SLAB_SIZE);
-    if (checksum_is(word, CHECKSUM_STALE)) {
-        if (file->marked)
-            mirror_set_marked(file, offset / PCOW_PAGE_SIZE);
-        return 0;
-    }
+    if (checksum_is(word, CHECKSUM_STALE))
+        return file->marked ? adopt_mark(file, v->group, page) : 0;
     /* Copies may be others than their pages say, too: all are made anew. */
     if (v->unordered)
         return file->marked && (word || v->there == offset)

@@ -23,6 +23,9 @@ void ahead_mirror_begin(struct pcow_map *map)
 
 void ahead_mirror_end(struct pcow_map *map)
 {
+    /* What was taken has no mark that the next one would look for. */
+    if (map->ahead.mirror.round)
+        mirror_end_round(&map->image->file, map->ahead.mirror.round);
     free(map->ahead.mirror.round);
     map->ahead.mirror.round = NULL;
 }

@@ -307,6 +307,28 @@ static void test_overwritten_after(void **state)
     pcow_close(guest.image);
 }
 
+/* If it is our memory that was overwritten, page, copy and checksum have the better of it. */
+static void test_overwritten_memory(void **state)
+{
+    struct guest guest = begin();
+    uint64_t slab;
+
+    (void)state;
+    for (unsigned i = 0; i < SLABS; i++)
+        store(&guest, i * PAGES_PER_SLAB, 7);
+    follow_at_once(&guest);
+    wait_until_followed(&guest);
+    slab = slab_ref_slab(guest.image->chain->head[100]);
+    pcow_map_destroy(guest.map);
+    guest.image->valid[slab].word[0] &= ~UINT64_C(1);
+    MUST(pcow_finish(guest.image, &error));
+    pcow_close(guest.image);
+    must_be_clean(IMAGE);
+    guest.image = must_open(IMAGE, 0);
+    assert_reads(guest.image, 100 * PCOW_SLAB_SIZE, "\a", 1);
+    pcow_close(guest.image);
+}
+
 /* What somebody else has overwritten gets no checksum; who closes the image tells of it. */
 static void test_overwritten(void **state)
 {
@@ -334,6 +356,7 @@ int main(void)
         SCRATCH_TEST(test_beside_who_stores),
         SCRATCH_TEST(test_overwritten),
         SCRATCH_TEST(test_overwritten_after),
+        SCRATCH_TEST(test_overwritten_memory),
         SCRATCH_TEST(test_by_itself),
     };
 
