@@ -30,13 +30,14 @@ static bool is_stored_to(const struct file *file, const struct verified *v, unsi
 }
 
 /* Who has made it may have been killed before it was on the medium. */
-static int adopt_mark(struct file *file, uint64_t group, unsigned page)
+static int adopt_mark(struct file *file, uint64_t group, unsigned page, struct pcow_error *error)
 {
     bool pmem = file->persist.persistence == PCOW_PERSISTENCE_PMEM;
     uint64_t *where = pmem ? mirror_word_address(file, group, page) : NULL;
 
     if (pmem && !where)
-        return -errno;
+        return error_set_errno(error, -errno, "%s: cannot map the checksums of its metadata",
+                               file->path);
     if (where)
         persist_range(&file->persist, where, sizeof *where);
     mirror_set_marked(file, group * (GROUP_SIZE / PCOW_PAGE_SIZE) + page);
@@ -54,7 +55,7 @@ static int verify_page(struct file *file, struct verified *v, unsigned page,
     if (v->there < offset)
         v->there = file_next_data(file, offset, v->group * GROUP_SIZE + PCOW_SLAB_SIZE);
     if (checksum_is(word, CHECKSUM_STALE))
-        return file->marked ? adopt_mark(file, v->group, page) : 0;
+        return file->marked ? adopt_mark(file, v->group, page, error) : 0;
     /* Copies may be others than their pages say, too: all are made anew. */
     if (v->unordered)
         return file->marked && (word || v->there == offset)
