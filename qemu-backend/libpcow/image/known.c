@@ -47,13 +47,15 @@ static int put_owners(const struct pcow_image *image, uint64_t first, uint64_t *
 /* A set of pages wants to be aligned to a line, and the content of a page need not be. */
 static void put_bitmaps(const struct pcow_image *image, uint64_t first, uint8_t *content)
 {
-    for (uint64_t i = 0; i < SLABS_PER_TABLE_PAGE; i++)
-        for (unsigned w = 0;
-             w < PAGE_SET_WORDS && owner_of(image, first + i).kind == OWNER_DATA; w++) {
+    for (uint64_t i = 0; i < SLABS_PER_TABLE_PAGE; i++) {
+        bool data = owner_of(image, first + i).kind == OWNER_DATA;
+
+        for (unsigned w = 0; data && w < PAGE_SET_WORDS; w++) {
             uint64_t word = page_set_word(&image->valid[first + i], w);
 
             memcpy(content + i * sizeof *image->valid + w * sizeof word, &word, sizeof word);
         }
+    }
 }
 
 /* ---- layers ---------------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
  * and have what it held. No store of metadata pays for that but the first one to a page:
  *
  *   mark   before the first store to a page since it was opened, its checksum becomes *stale*;
+ *   follow once a minute a mapped image's pages are copied beside the guest, mirror_follow.h;
  *   sync   when the writer closes the image, each stale page is compared with what memory knows of
  *          it and copied to the mirror, and then its checksum is stored.
  *

@@ -8,8 +8,8 @@
  * A page is taken while nobody stores to metadata: copied, its word *stale* once more but with a
  * number of its own, and its bit taken away. Who stores to it from then on marks it as for the
  * first time, with the ordinary *stale*. When page and copy are on the medium the word becomes
- * valid, if it is still the one that was left there. At the end each page that was followed is
- * compared with what is known of it, and copied, as all that are marked.
+ * valid, if it is still the one that was left there. At the end each page that was followed, and
+ * has not its checksum any more, is compared with what is known of it, as all that are marked.
  *
  * Nobody who stores waits for that, and nothing waits for who stores: stores are counted as they
  * begin and end (mirror_begin_store()). Who takes a page reads the count before, and once more
@@ -27,7 +27,7 @@
 struct mirror_round {
     uint32_t number;                   /* of the last page that was taken, in all rounds */
     unsigned count;
-    unsigned left;                     /* that could not be taken: somebody was storing */
+    unsigned left;                     /* that could not be taken this time */
     uint64_t next;                     /* bit of the page that is looked at next */
     struct mirror_taken {
         uint64_t group;

@@ -11,8 +11,7 @@
  * never becomes valid is given back: punched out when the map goes, when it has been idle, and
  * before a store is told that the pool is full.
  *
- * In class page-cache nothing is prepared. What is not used could not be given back, see remains.h;
- * and a first store waits for the file system whether its blocks are there or not.
+ * In class page-cache nothing is prepared: what is not used could not be given back, see remains.h.
  */
 #ifndef PCOW_IMAGE_PREPARE_H
 #define PCOW_IMAGE_PREPARE_H

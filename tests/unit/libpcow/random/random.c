@@ -167,7 +167,7 @@ static bool is_wanted(const char *name)
 int main(void)
 {
     double seconds = (double)number_of("PCOW_RANDOM_SECONDS", SECONDS);
-    uint64_t seed = number_of("PCOW_TEST_SEED", 0);
+    uint64_t seed = number_of("PCOW_TEST_SEED", 0), given = seed;
     const char *pool = getenv("PCOW_RANDOM_POOL");
     unsigned wanted = 0, failed = 0;
     char directory[64] = "/dev/shm/pcow-random-XXXXXX";
@@ -186,6 +186,8 @@ int main(void)
     for (unsigned i = 0; i < PLACES; i++)
         wanted += is_wanted(places[i].name) ? share_of(&places[i]) : 0;
     for (unsigned i = 0; i < PLACES && !failed; i++) {
+        /* Of each place another one, or what one misses all do. */
+        uint64_t its = given ? given : random_next(&seed) | 1;
         int status = 0;
         pid_t child;
 
@@ -193,10 +195,11 @@ int main(void)
             continue;
         child = fork();
         if (child == 0)
-            exit(run_place(places[i], directory, seconds * share_of(&places[i]) / wanted, seed));
+            exit(run_place(places[i], directory, seconds * share_of(&places[i]) / wanted, its));
         failed = waitpid(child, &status, 0) != child || status != 0;
         if (failed)
-            fprintf(stderr, "%s: status %#x\n", places[i].name, status);
+            fprintf(stderr, "%s: status %#x, PCOW_TEST_SEED=0x%llx\n", places[i].name, status,
+                    (unsigned long long)its);
     }
     rmdir(directory);
     return failed != 0;
