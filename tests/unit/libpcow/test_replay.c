@@ -194,7 +194,8 @@ static void test_killed_process(void **state)
     run_class(PCOW_PERSISTENCE_VOLATILE);
 }
 
-int main(void)
+/* Of one class, if it is named: so that several processors have work. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_killed_process, scratch_setup, scratch_teardown),
@@ -202,5 +203,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_page_cache, scratch_setup, scratch_teardown),
     };
 
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
