@@ -24,6 +24,7 @@ from pcow_driver.common import units
 from pcow_driver.export import control_socket
 from pcow_driver.virt import disk_xml
 from pcow_driver.virt import domain
+from pcow_driver.virt import libvirt_domain
 from tests.unit.pcow_driver import base
 
 NVDIMM = (
@@ -292,7 +293,7 @@ class DomainTest(base.TestCase):
             found.snapshot_create('s1')
             self.assertEqual(4, monitor.call_count)
             monitor.side_effect = itertools.repeat(refusal)
-            with mock.patch.object(domain, '_WAITS', new={'is being taken: wait': 0.01}):
+            with mock.patch.object(libvirt_domain, '_WAITS', new={'is being taken: wait': 0.01}):
                 self.assertRaises(exception.QmpFailed, found.snapshot_create, 's1')
 
     def process_of(self, *words: str, **more: Any) -> subprocess.Popen[str]:
