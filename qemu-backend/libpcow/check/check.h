@@ -107,6 +107,7 @@ struct check {
     uint64_t gone;
     /* pages of metadata, by mirror_bit(), that no checksum speaks for; NULL: none does for any */
     uint64_t *unproven;
+    bool mirror_is_gone;                  /* of one group or more, with its checksums */
 };
 
 
@@ -212,6 +213,11 @@ int check_set_header_word(struct check *check, size_t field, uint64_t value);
 /* ---- mirror.c -------------------------------------------------------------------------------- */
 
 int check_mirror(struct check *check);
+/* After check_length(). */
+int check_cut_mirror(struct check *check);
+
+/* ---- proven.c -------------------------------------------------------------------------------- */
+
 /*
  * Is what the metadata at an offset says what its last writer knew of it? Not of a page that a
  * writer which was killed had changed, of one of which no two copies agree, or without a mirror.
@@ -223,8 +229,8 @@ bool check_is_proven(const struct check *check, uint64_t offset);
  */
 bool check_had_pages(struct check *check, uint64_t slab);
 bool check_had_owner(const struct check *check, uint64_t slab, struct owner *owner);
-/* After check_length(). */
-int check_cut_mirror(struct check *check);
+/* A page of metadata of a group is not. */
+void check_set_unproven(struct check *check, uint64_t group, unsigned page);
 
 /* ---- data.c ---------------------------------------------------------------------------------- */
 

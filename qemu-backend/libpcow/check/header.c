@@ -200,6 +200,24 @@ static int check_words(struct check *check, const struct header *copy, bool copy
     return 0;
 }
 
+/*
+ * 0 is a word that says something, and what is left of one that is lost. Who takes the base off
+ * stores it to the copy first: so where the copy names a base there is one.
+ */
+static int check_no_base(struct check *check, const struct header *copy)
+{
+    uint64_t slot = word_value(copy->base_slot);
+
+    if (!word_is_valid(copy->base_slot) || slot == 0 || slot > 2
+        || !record_is_usable(&check->header.base[slot - 1]) || check_is_proven(check, 0))
+        return 0;
+    check_corruption(check, true,
+                     "the word base_slot of the header is 0, as if there were no base; its copy "
+                     "names '%s'",
+                     check->header.base[slot - 1].name);
+    return check_set_header_word(check, offsetof(struct header, base_slot), slot);
+}
+
 static int check_base(struct check *check, const struct header *copy, bool copy_is_good)
 {
     uint64_t slot = word_value(check->header.base_slot);
@@ -207,7 +225,7 @@ static int check_base(struct check *check, const struct header *copy, bool copy_
     struct pcow_error why;
 
     if (slot == 0)
-        return 0;
+        return copy_is_good ? check_no_base(check, copy) : 0;
     record = &check->header.base[slot - 1];
     if (base_record_validate(record, check->file.path, &why) == 0)
         return 0;

@@ -97,6 +97,9 @@ int check_lose_slab(struct check *check, uint64_t slab, struct owner owner)
 
     if (ret)
         return ret;
+    /* Who owns a slab has stored to it: a bitmap that names no page is gone. */
+    if (known && page_set_empty(&pages))
+        told = check_is_proven(check, bitmap_offset(slab));
     if (!told)
         memset(&pages, 0xff, sizeof pages);
     /* A bitmap says nothing about a slab that was free: it is what its last owner left. */

@@ -105,51 +105,6 @@ static int restore_page(struct check *check, const struct mirror_page *page)
     return 0;
 }
 
-static void set_unproven(struct check *check, const struct mirror_page *page)
-{
-    uint64_t bit = page->group * METADATA_PAGES + page->number;
-
-    check->unproven[bit / 64] |= UINT64_C(1) << bit % 64;
-}
-
-bool check_is_proven(const struct check *check, uint64_t offset)
-{
-    uint64_t bit = mirror_bit(offset / PCOW_PAGE_SIZE);
-
-    return check->unproven
-           && mirror_offset(offset / GROUP_SIZE, METADATA_PAGES) <= check->length
-           && !(check->unproven[bit / 64] >> bit % 64 & 1);
-}
-
-/* What the mirror has of metadata at an offset. */
-static bool read_copy(const struct check *check, uint64_t offset, void *copy, size_t length)
-{
-    return file_read(&check->file, offset + PCOW_SLAB_SIZE, copy, length) == 0;
-}
-
-bool check_had_pages(struct check *check, uint64_t slab)
-{
-    struct page_set pages;
-    uint64_t owner, was;
-
-    return check->file.heads >= MIRROR_HEADS && !check_is_proven(check, bitmap_offset(slab))
-           && read_copy(check, bitmap_offset(slab), &pages, sizeof pages)
-           && !page_set_empty(&pages)
-           && read_copy(check, owner_offset(slab), &was, sizeof was)
-           && !check_read(check, owner_offset(slab), &owner, sizeof owner) && owner == was;
-}
-
-bool check_had_owner(const struct check *check, uint64_t slab, struct owner *owner)
-{
-    uint64_t was;
-
-    if (check->file.heads < MIRROR_HEADS || check_is_proven(check, owner_offset(slab))
-        || !read_copy(check, owner_offset(slab), &was, sizeof was) || !word_is_valid(was))
-        return false;
-    *owner = owner_decode(was);
-    return owner->kind == OWNER_DATA;
-}
-
 /* Page, copy and checksum: no two of them agree. */
 static int keep_as_it_is(struct check *check, const struct mirror_page *page)
 {
@@ -158,7 +113,7 @@ static int keep_as_it_is(struct check *check, const struct mirror_page *page)
 
     if (ret)
         return ret;
-    set_unproven(check, page);
+    check_set_unproven(check, page->group, page->number);
     check_corruption(check, true,
                      "the %s at byte %llu and its mirror are both damaged, or its checksum and one "
                      "of them: what it says is taken as it is%s%s",
@@ -171,13 +126,80 @@ static int keep_as_it_is(struct check *check, const struct mirror_page *page)
 /* Nothing of it is put in the place of what came later. */
 static int keep_what_is_newer(struct check *check, const struct mirror_page *page, struct mirror_group *group)
 {
-    set_unproven(check, page);
+    check_set_unproven(check, page->group, page->number);
     if (!group->older_is_told)
         check_corruption(check, true,
                          "the mirror at byte %llu is of an older moment than the metadata, which "
                          "counts",
                          (unsigned long long)mirror_offset(group->number, 0));
     group->older_is_told = true;
+    return make_stale(check, page);
+}
+
+/*
+ * The word cannot tell: what page and copy agree on is right, and an empty copy is none. A header
+ * is judged by the words in it, and a writer that was killed has raised its generation.
+ */
+static int check_without_words(struct check *check, const struct mirror_page *page,
+                               struct mirror_group *group)
+{
+    if (mirror_page_is_same(page)
+        || (!page->content_is_lost && !page->group
+            && page->number < SLAB_TABLE_OFFSET / PCOW_PAGE_SIZE))
+        check->checksums_damaged++;
+    else if (!page->content_is_lost && !page->copy_is_lost && is_empty(page->copy))
+        group->copies_gone++;
+    else
+        return keep_as_it_is(check, page);
+    return make_stale(check, page);
+}
+
+/* Of a page of bitmaps: no slab that it is about has an owner. */
+static bool is_of_nobody(struct check *check, const struct mirror_page *page)
+{
+    uint64_t words[SLABS_PER_TABLE_PAGE], slab;
+
+    if (page->number * PCOW_PAGE_SIZE < BITMAP_OFFSET)
+        return false;
+    slab = page->group * SLABS_PER_GROUP
+           + (page->number - BITMAP_OFFSET / PCOW_PAGE_SIZE) * SLABS_PER_TABLE_PAGE;
+    if (check_read(check, owner_offset(slab), words, sizeof words))
+        return false;
+    for (unsigned i = 0; i < SLABS_PER_TABLE_PAGE; i++)
+        if (words[i])
+            return false;
+    return true;
+}
+
+/*
+ * Neither word nor copy knows of the page: it was never stored to, and what it holds is somebody
+ * else's. Words of later pages show that the table does not end before it; and of another group
+ * nobody can tell whether its mirror is of an older moment.
+ */
+static bool was_never_stored(struct check *check, const struct mirror_page *page,
+                             const struct mirror_group *group)
+{
+    return !page->word && !page->copy_is_lost && is_empty(page->copy) && !group->number
+           && !group->order_is_unknown
+           && (group->last_word > page->number || is_of_nobody(check, page));
+}
+
+/* The copy is not what page and word agree on, unless both are of an older moment. */
+static int mend_copy(struct check *check, const struct mirror_page *page,
+                     struct mirror_group *group)
+{
+    if (page->word && !page->copy_is_lost && !is_empty(page->copy) && !group->looked_for) {
+        int ret = mirror_look_for_older_words(check, group);
+
+        if (ret)
+            return ret;
+    }
+    if (group->words_are_older && !page->copy_is_lost)
+        return keep_as_it_is(check, page);
+    if (!page->word)
+        check_set_unproven(check, page->group, page->number);
+    check_corruption(check, true, "the mirror of the %s at byte %llu is damaged",
+                     mirror_page_name(page->number), (unsigned long long)mirror_page_offset(page));
     return make_stale(check, page);
 }
 
@@ -195,20 +217,16 @@ static int check_page(struct check *check, const struct mirror_page *page, struc
     if (page_fits && copy_fits)
         return 0;
     if (checksum_is(page->word, CHECKSUM_STALE) || group->unordered) {
-        set_unproven(check, page);
+        check_set_unproven(check, page->group, page->number);
         return page->content_is_lost ? 0 : make_stale(check, page);
     }
-    if (page_fits) {
-        if (never)
-            set_unproven(check, page);
-        check_corruption(check, true, "the mirror of the %s at byte %llu is damaged",
-                         mirror_page_name(page->number),
-                         (unsigned long long)mirror_page_offset(page));
-        return make_stale(check, page);
-    }
+    if (group->words_are_gone)
+        return check_without_words(check, page, group);
+    if (page_fits)
+        return mend_copy(check, page, group);
     if (group->mirror_is_older && !page->content_is_lost)
         return keep_what_is_newer(check, page, group);
-    if (copy_fits)
+    if (was_never_stored(check, page, group) || (copy_fits && !group->order_is_unknown))
         return restore_page(check, page);
     if (mirror_page_is_contradicted(check, page) && !group->looked_for) {
         int ret = mirror_look_for_older_words(check, group);
@@ -216,11 +234,8 @@ static int check_page(struct check *check, const struct mirror_page *page, struc
         if (ret)
             return ret;
     }
-    /* With all words gone, a copy is of before a writer that was killed; an empty one is none. */
-    if ((mirror_page_is_same(page)
-         && (!mirror_page_is_contradicted(check, page) || group->words_are_older))
-        || (!page->word && !page->content_is_lost
-            && (group->words_are_gone || is_empty(page->copy)))) {
+    if (mirror_page_is_same(page)
+        && (!mirror_page_is_contradicted(check, page) || group->words_are_older)) {
         check->checksums_damaged++;
         return make_stale(check, page);
     }
@@ -279,9 +294,42 @@ static int check_gap(struct check *check, uint64_t group, const uint64_t *words)
     return ret;
 }
 
+/* What one bit makes of a word that says 0 or 1 is known still. */
+static void look_at_order(struct mirror_group *group)
+{
+    uint64_t word = group->words[CHECKSUMS_UNORDERED], other = word ^ word_encode(1);
+
+    group->unordered = !(other & (other - 1));
+    group->order_is_unknown = !group->unordered && word & (word - 1);
+}
+
+static void look_at_words(struct mirror_group *group)
+{
+    look_at_order(group);
+    group->words_are_gone = true;
+    for (unsigned number = 0; number < METADATA_PAGES; number++)
+        if (metadata_page_counts(number) && group->words[number]) {
+            group->words_are_gone = false;
+            group->last_word = number;
+        }
+}
+
+/* Nothing speaks for what the metadata of a group says, or for what is missing of it. */
+static void tell_mirror_is_gone(struct check *check, const struct mirror_group *group)
+{
+    for (unsigned number = 0; number < METADATA_PAGES; number++)
+        check_set_unproven(check, group->number, number);
+    check->mirror_is_gone = true;
+    check_corruption(check, true,
+                     "the mirror at byte %llu is gone, with the checksums of metadata: what the "
+                     "metadata says is taken as it is",
+                     (unsigned long long)mirror_offset(group->number, 0));
+}
+
 static int check_group(struct check *check, uint64_t group)
 {
     uint64_t words[METADATA_PAGES], at = mirror_offset(group, CHECKSUMS_PAGE);
+    struct mirror_group of = {.number = group, .words = words};
     bool lost;
     int ret = mirror_read_page(check, at, words, &lost);
 
@@ -295,19 +343,13 @@ static int check_group(struct check *check, uint64_t group)
     if (!ret)
         ret = check_gap(check, group, words);
     if (!ret) {
-        struct mirror_group of = {
-            .number = group,
-            .words = words,
-            .unordered = checksums_are_unordered(words),
-            .words_are_gone = is_empty(words),
-        };
-
+        look_at_words(&of);
         ret = check_pages(check, &of);
     }
-    if (!ret && check->checksums_damaged)
-        check_corruption(check, true,
-                         "the checksums of metadata at byte %llu are damaged; the metadata and its "
-                         "mirror are whole",
+    if (!ret && of.copies_gone)
+        tell_mirror_is_gone(check, &of);
+    else if (!ret && check->checksums_damaged)
+        check_corruption(check, true, "the checksums of metadata at byte %llu are damaged",
                          (unsigned long long)at);
     return ret;
 }

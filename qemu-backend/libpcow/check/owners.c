@@ -155,8 +155,9 @@ static int check_word(struct check *check, uint64_t slab, uint64_t word)
  * The file ends inside its last slab: what its owner kept behind the end is gone. Whether VM state
  * reaches so far its record tells, see slabs.c.
  */
-static int check_cut_slab(struct check *check, const struct check_slab *slab)
+static int check_cut_slab(struct check *check, struct check_slab *slab)
 {
+    bool all = true;
     unsigned first = (unsigned)(check->length % PCOW_SLAB_SIZE / PCOW_PAGE_SIZE);
     struct page_set valid, lost = {{0}};
     int ret;
@@ -165,8 +166,10 @@ static int check_cut_slab(struct check *check, const struct check_slab *slab)
         return 0;
     page_set_add_range(&lost, first, PAGES_PER_SLAB - first);
     ret = check_bitmap(check, slab->slab, &valid);
-    for (unsigned w = 0; w < PAGE_SET_WORDS; w++)
+    for (unsigned w = 0; w < PAGE_SET_WORDS; w++) {
         lost.word[w] &= valid.word[w];
+        all &= lost.word[w] == valid.word[w];
+    }
     if (ret || page_set_empty(&lost))
         return ret;
     check_corruption(check, true,
@@ -178,6 +181,9 @@ static int check_cut_slab(struct check *check, const struct check_slab *slab)
     ret = check_lose_pages(check, slab->slab, slab->owner, &lost, PCOW_EXACT);
     if (!ret)
         ret = check_raise_generation(check);
+    /* One whose bitmap names no page would be taken for one that has lost it. */
+    if (!ret && all)
+        return check_drop_slab(check, slab, NULL);
     for (unsigned w = 0; w < PAGE_SET_WORDS && ret == 0; w++)
         if (lost.word[w])
             ret = check_store64(check, bitmap_offset(slab->slab) + w * sizeof(uint64_t),

@@ -278,6 +278,7 @@ static int drop_duplicate(struct check *check, struct check_layer *kept,
 {
     const struct check_layer *loser = other;
     bool renamed = kept->layer.sequence != other->layer.sequence;
+    unsigned pinned;
     uint32_t slot;
     int ret;
 
@@ -287,7 +288,9 @@ static int drop_duplicate(struct check *check, struct check_layer *kept,
         *kept = *other;
         return 0;
     }
-    if ((uint8_t)(other->layer.sequence - kept->layer.sequence) < 128)
+    if (renamed ? (uint8_t)(other->layer.sequence - kept->layer.sequence) < 128
+                : check_is_proven(check, check_record_offset(check, other->layer.slot))
+                      || !check_is_proven(check, check_record_offset(check, kept->layer.slot)))
         loser = kept;
     slot = loser->layer.slot;
     if (renamed)
@@ -295,10 +298,17 @@ static int drop_duplicate(struct check *check, struct check_layer *kept,
                    "record %u is what an interrupted rename left of the old name of layer %u", slot,
                    kept->layer.id);
     else
-        check_corruption(check, true, "records %u and %u both describe layer %u; the second counts",
-                         kept->layer.slot, other->layer.slot, kept->layer.id);
+        check_corruption(check, true, "records %u and %u both describe layer %u; the %s counts",
+                         kept->layer.slot, other->layer.slot, kept->layer.id,
+                         loser == kept ? "second" : "first");
+    pinned = (kept->layer.flags | other->layer.flags) & LAYER_PINNED;
     if (loser == kept)
         *kept = *other;
+    /* Nobody knows which of them is the older one: what may stand on it shall not lose it. */
+    if (!renamed && pinned & ~kept->layer.flags) {
+        kept->layer.flags |= pinned;
+        kept->rewrite = true;
+    }
     check->slot_taken[slot] = false;
     ret = renamed ? 0 : check_lose_record(check, kept->layer.id, check_record_offset(check, slot));
     return ret ? ret : check_store64(check, check_record_offset(check, slot), 0);

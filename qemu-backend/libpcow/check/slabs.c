@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "util/error.h"
 
@@ -53,12 +54,34 @@ static enum check_doubt doubt_of(const struct check *check, const struct check_s
     if (!is_stored_to(check, slab))
         return DOUBT_LOST;
     if (check->file.heads >= MIRROR_HEADS)
-        return DOUBT_NONE;
+        return check->mirror_is_gone ? DOUBT_LOST : DOUBT_NONE;
     return check->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE ? DOUBT_UNFLUSHED
                                                                           : DOUBT_LOST;
 }
 
-/* If it holds nothing, no matter: the next store there uses it. */
+/*
+ * Nor does it hold anything. A guest's first store to a slab names a page before it names the
+ * owner: so the bitmap is lost, and in a copy whose end is missing the content as well.
+ */
+static int check_slab_without_content(struct check *check, struct check_slab *slab)
+{
+    enum check_doubt doubt = doubt_of(check, slab);
+    struct page_set all;
+    int ret;
+
+    if (doubt == DOUBT_NONE || check_is_proven(check, bitmap_offset(slab->slab)))
+        return 0;
+    check_doubtful(check, doubt,
+                   "file slab %llu (guest bytes from %llu of layer %u) has no content, and its "
+                   "bitmap names none: what a host crash left of a first store that was not "
+                   "flushed, or both were lost",
+                   (unsigned long long)slab->slab,
+                   (unsigned long long)slab->owner.number << SLAB_BITS, slab->owner.layer);
+    memset(&all, 0xff, sizeof all);
+    ret = check_lose_pages(check, slab->slab, slab->owner, &all, PCOW_AT_MOST);
+    return ret ? ret : check_drop_slab(check, slab, NULL);
+}
+
 static int check_empty_slab(struct check *check, struct check_slab *slab)
 {
     struct page_set pages;
@@ -72,7 +95,7 @@ static int check_empty_slab(struct check *check, struct check_slab *slab)
         return 0;
     check_content(check, slab->slab, &pages);
     if (page_set_empty(&pages))
-        return 0;
+        return check->only_gone ? 0 : check_slab_without_content(check, slab);
     check->gone += had_pages;
     check_doubtful(check, doubt_of(check, slab),
                    "file slab %llu (guest bytes from %llu of layer %u) has %u pages of content, "
@@ -166,15 +189,17 @@ static int check_group(struct check *check, struct check_slab *const *first,
     struct page_set seen = {{0}};
 
     while (last > first) {
-        const struct check_slab *slab = *--last;
+        struct check_slab *slab = *--last;
         struct page_set valid, twice = {{0}};
         int ret = check_bitmap(check, slab->slab, &valid);
+        bool all = true;
 
         if (ret)
             return ret;
         for (unsigned w = 0; w < PAGE_SET_WORDS; w++) {
             twice.word[w] = seen.word[w] & valid.word[w];
             seen.word[w] |= valid.word[w];
+            all &= twice.word[w] == valid.word[w];
         }
         if (page_set_empty(&twice))
             continue;
@@ -185,7 +210,10 @@ static int check_group(struct check *check, struct check_slab *const *first,
                          slab->owner.layer, page_set_count(&twice),
                          (unsigned long long)slab->owner.number << SLAB_BITS,
                          (unsigned long long)slab->slab);
-        ret = clear_pages(check, slab->slab, &valid, &twice);
+        ret = all ? check_raise_generation(check)
+                  : clear_pages(check, slab->slab, &valid, &twice);
+        if (!ret && all)
+            ret = check_drop_slab(check, slab, NULL);
         if (ret)
             return ret;
     }

@@ -122,6 +122,18 @@ const struct base_record *image_base_record(const struct pcow_image *image)
     return image->format1 || slot == 0 ? NULL : &image->header.base[slot - 1];
 }
 
+/* In the copy first: a copy that names one where the header has none tells of damage. */
+static int take_base_off_copy(struct pcow_image *image, struct pcow_error *error)
+{
+    int ret = file_store64(&image->file, HEADER_COPY_OFFSET + offsetof(struct header, base_slot), 0,
+                           false);
+
+    image->header_copy.base_slot = 0;
+    return ret ? error_set_errno(error, ret, "%s: cannot update the copy of the header",
+                                 image->file.path)
+               : 0;
+}
+
 int header_set_base(struct pcow_image *image, const struct base_record *record,
                     struct pcow_error *error)
 {
@@ -130,6 +142,8 @@ int header_set_base(struct pcow_image *image, const struct base_record *record,
 
     if (ret)
         return ret;
+    if (!record)
+        ret = take_base_off_copy(image, error);
     if (record) {
         /* The record not in use is written and made durable; then one store switches. */
         slot = word_value(image->header.base_slot) == 1 ? 2 : 1;

@@ -235,3 +235,71 @@ void rich_expect_rest(const struct rich *rich, uint64_t length)
         pcow_close(image);
     }
 }
+
+/* ---- what each view should read -------------------------------------------------------------- */
+
+static void expected_page(const struct rich *rich, uint32_t view, uint64_t page,
+                          uint8_t content[PCOW_PAGE_SIZE])
+{
+    for (uint32_t id = view; id; id = rich->layer[id].parent)
+        if (rich->layer[id].page[page]) {
+            rich_page(id, page, content);
+            return;
+        }
+    memset(content, 0xba, PCOW_PAGE_SIZE);
+}
+
+static bool reads_right(const struct rich *rich, pcow_image *image, uint32_t view)
+{
+    uint8_t content[PCOW_PAGE_SIZE], expected[PCOW_PAGE_SIZE];
+
+    for (uint64_t page = 0; page < RICH_PAGES; page++) {
+        expected_page(rich, view, page, expected);
+        if (pcow_read(image, page * PCOW_PAGE_SIZE, content, sizeof content, NULL)
+            || memcmp(content, expected, sizeof expected))
+            return false;
+    }
+    return true;
+}
+
+static bool state_is_right(const struct rich *rich, pcow_image *image, uint32_t id)
+{
+    uint64_t size = rich->layer[id].state_size;
+    uint8_t *found = malloc(size + 1), *expected = malloc(size + 1);
+    bool right;
+
+    assert_true(found && expected);
+    rich_state(id, size, expected);
+    right = !size
+            || (pcow_snapshot_read_state(image, rich->layer[id].name, 0, found, size, NULL) == 0
+                && memcmp(found, expected, size) == 0);
+    free(found);
+    free(expected);
+    return right;
+}
+
+static bool view_is_right(const struct rich *rich, const char *path, const char *name,
+                          uint32_t id)
+{
+    pcow_image *image;
+    bool right;
+
+    if (pcow_open(path, 0, name, &image, NULL))
+        return false;
+    right = reads_right(rich, image, id)
+            && (!name || state_is_right(rich, image, id));
+    pcow_close(image);
+    return right;
+}
+
+bool rich_is_right(const struct rich *rich)
+{
+    char image[512];
+    bool right = true;
+
+    snprintf(image, sizeof image, "%s", IMAGE);
+    for (uint32_t id = 1; id <= RICH_LAYERS && right; id++)
+        if (!rich->layer[id].dead)
+            right = view_is_right(rich, image, rich->layer[id].name, id);
+    return right && view_is_right(rich, scratch("fork.pcow"), NULL, 1);
+}

@@ -52,5 +52,7 @@ uint64_t rich_states(const struct rich *rich);
 uint64_t rich_behind(const struct rich *rich, uint64_t length);
 /* Of each layer that lives, the pages in front of this place in the file are what they were. */
 void rich_expect_rest(const struct rich *rich, uint64_t length);
+/* Does each view read as it was made: of each layer that lives, VM state, and the fork? */
+bool rich_is_right(const struct rich *rich);
 
 #endif

@@ -20,71 +20,6 @@
 static struct rich *rich;
 static struct findings findings;
 
-/* ---- what each view should read -------------------------------------------------------------- */
-
-static void expected_page(uint32_t view, uint64_t page, uint8_t content[PAGE])
-{
-    for (uint32_t id = view; id; id = rich->layer[id].parent)
-        if (rich->layer[id].page[page]) {
-            rich_page(id, page, content);
-            return;
-        }
-    memset(content, 0xba, PAGE);
-}
-
-static bool reads_right(pcow_image *image, uint32_t view)
-{
-    uint8_t content[PAGE], expected[PAGE];
-
-    for (uint64_t page = 0; page < RICH_PAGES; page++) {
-        expected_page(view, page, expected);
-        if (pcow_read(image, page * PAGE, content, PAGE, NULL) || memcmp(content, expected, PAGE))
-            return false;
-    }
-    return true;
-}
-
-static bool state_is_right(pcow_image *image, uint32_t id)
-{
-    uint64_t size = rich->layer[id].state_size;
-    uint8_t *found = malloc(size + 1), *expected = malloc(size + 1);
-    bool right;
-
-    assert_true(found && expected);
-    rich_state(id, size, expected);
-    right = !size
-            || (pcow_snapshot_read_state(image, rich->layer[id].name, 0, found, size, NULL) == 0
-                && memcmp(found, expected, size) == 0);
-    free(found);
-    free(expected);
-    return right;
-}
-
-static bool view_is_right(const char *path, const char *name, uint32_t id)
-{
-    pcow_image *image;
-    bool right;
-
-    if (pcow_open(path, 0, name, &image, NULL))
-        return false;
-    right = reads_right(image, id)
-            && (!name || path != IMAGE || state_is_right(image, id));
-    pcow_close(image);
-    return right;
-}
-
-static bool all_is_right(void)
-{
-    char image[512];
-    bool right = true;
-
-    snprintf(image, sizeof image, "%s", IMAGE);
-    for (uint32_t id = 1; id <= RICH_LAYERS && right; id++)
-        if (!rich->layer[id].dead)
-            right = view_is_right(image, rich->layer[id].name, id);
-    return right && view_is_right(scratch("fork.pcow"), NULL, 1);
-}
-
 /* ---- 4 KiB ----------------------------------------------------------------------------------- */
 
 enum fill { ZEROS, ONES, RANDOM, OLDER, NEIGHBOUR, FILLS };
@@ -245,7 +180,7 @@ static char judge(bool mirror, unsigned page, const char *what)
         || found_without.leaks != found.leaks || found_without.lost_size != found.lost_size)
         fail_msg("%s: without a lock other things are found: %s", what, findings.text);
     if (!found.corruptions && !found.leaks)
-        return all_is_right() ? 'H' : 'u';
+        return rich_is_right(rich) ? 'H' : 'u';
     if (mirror)
         expect_words(page, what);
     any = anything_opens();
@@ -261,7 +196,7 @@ static char judge(bool mirror, unsigned page, const char *what)
         fail_msg("%s: after the repair: %s", what, findings.text);
     if (mirror && !metadata_is_as_before())
         fail_msg("%s: the metadata is not what it was", what);
-    return all_is_right() ? 'R' : found.losses ? 'L' : 'X';
+    return rich_is_right(rich) ? 'R' : found.losses ? 'L' : 'X';
 }
 
 static void try_all(bool mirror, struct judged *judged)
@@ -296,7 +231,7 @@ static void test_pages(bool mirror, const struct judged *expected)
     struct judged judged;
 
     rich = rich_make(mirror);
-    assert_true(all_is_right());
+    assert_true(rich_is_right(rich));
     try_all(mirror, &judged);
     print(&judged);
     for (unsigned i = 0; i < STRUCTURES; i++)
@@ -381,7 +316,7 @@ static void test_begin_is_gone(void **state)
         if (result.losses || result.corruptions != result.corruptions_fixed)
             fail_msg("%zu bytes: %s", length, findings.text);
         assert_true(metadata_is_as_before());
-        assert_true(all_is_right());
+        assert_true(rich_is_right(rich));
     }
     rich_free(rich);
 }

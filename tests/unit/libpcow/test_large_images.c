@@ -14,8 +14,15 @@
 #define GIB (UINT64_C(1) << 30)
 #define TRIES 30u
 #define TRAPS 200u
-/* It was 100 times and more; how much it is, a benchmark tells, and no test on a busy machine. */
-#define MUCH  10
+
+/*
+ * It was 100 times and more. The aim is twice; but a busy machine shows ten times at times, so that
+ * is what a run beside others asks for.
+ */
+static unsigned much(void)
+{
+    return getenv("PCOW_TEST_LONG") ? 2 : 10;
+}
 
 static double now(void)
 {
@@ -100,8 +107,8 @@ static void compare_sizes(bool copy_on_read)
     print_message("snapshot create: 16 GiB %.1f us, 16 TiB %.1f us; after a revert %.1f and %.1f "
                   "us\n",
                   small, large, small_later, large_later);
-    assert_true(large < MUCH * small + 1000);
-    assert_true(large_later < MUCH * small_later + 1000);
+    assert_true(large < much() * small + 1000);
+    assert_true(large_later < much() * small_later + 1000);
 }
 
 static void test_size_does_not_matter(void **state)
@@ -166,8 +173,8 @@ static void test_snapshots_do_not_matter(void **state)
     print_message("a trap: one page %.1f us with a few snapshots, %.1f us with 10,000; any page of "
                   "the slab %.1f and %.1f us\n",
                   few[0], many[0], few[1], many[1]);
-    assert_true(many[0] < MUCH * few[0]);
-    assert_true(many[1] < MUCH * few[1]);
+    assert_true(many[0] < much() * few[0]);
+    assert_true(many[1] < much() * few[1]);
     pcow_map_destroy(map);
     pcow_close(image);
 }
