@@ -236,9 +236,32 @@ bool reclaim_unused(struct pcow_image *image, uint64_t *next, keep_prepared_fn *
     return trim_next(image, next, false, keep, opaque);
 }
 
+/* What the pool holds for the file. */
+static uint64_t allocated_size(const struct pcow_image *image)
+{
+    struct stat st;
+
+    return fstat(image->file.fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
+}
+
+/*
+ * What a killed writer has left in slabs that are owned: the thread, which would look for that, may
+ * have slept since the image was mapped. Whether any of it was there.
+ */
+static bool reclaim_what_was_left(struct pcow_image *image)
+{
+    uint64_t before = allocated_size(image);
+
+    remains_find(image, true);
+    reclaim(image, 0);
+    return allocated_size(image) < before;
+}
+
 bool reclaim_for_space(struct pcow_image *image)
 {
-    bool found = reclaim(image, 0);
+    bool found = __atomic_load_n(&image->remains_found, __ATOMIC_ACQUIRE)
+                     ? reclaim(image, 0)
+                     : reclaim_what_was_left(image);
 
     if (!image->ready)
         return found;
@@ -254,14 +277,6 @@ void reclaim_all(struct pcow_image *image)
     reclaim(image, 0);
 }
 
-/* What the pool holds for the file. */
-static uint64_t allocated_size(const struct pcow_image *image)
-{
-    struct stat st;
-
-    return fstat(image->file.fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
-}
-
 int pcow_reclaim(pcow_image *image, uint64_t *reclaimed, struct pcow_error *error)
 {
     uint64_t before, after;
@@ -271,7 +286,7 @@ int pcow_reclaim(pcow_image *image, uint64_t *reclaimed, struct pcow_error *erro
         *reclaimed = 0;
     if (ret)
         return ret;
-    remains_find(image, false);
+    remains_find(image, true);
     /* Asked, not reckoned: a page that was valid need not have had a block. */
     before = allocated_size(image);
     __atomic_store_n(&image->remains_error, 0, __ATOMIC_RELAXED);

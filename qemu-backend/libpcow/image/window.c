@@ -25,10 +25,14 @@ static uint8_t *map_window(const struct file *file, int flags, uint64_t start)
         return MAP_FAILED;
     window = (uint8_t *)(((uintptr_t)reservation + PCOW_SLAB_SIZE - 1)
                          & ~(uintptr_t)(PCOW_SLAB_SIZE - 1));
-    /* It may reach behind the end of file: only what lies before it is ever touched. */
-    if (mmap(window, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0),
-             flags | MAP_NORESERVE | MAP_FIXED, file->fd, (off_t)start)
-        == MAP_FAILED) {
+    /*
+     * It may reach behind the end of file: only what lies before it is ever touched. In two steps,
+     * as a process that has its memory locked (mlockall()) would have all of it filled by the
+     * first, up to the end of file, and each hole on tmpfs would take its block.
+     */
+    if (mmap(window, GROUP_SIZE, PROT_NONE, flags | MAP_NORESERVE | MAP_FIXED, file->fd,
+             (off_t)start) == MAP_FAILED
+        || mprotect(window, GROUP_SIZE, PROT_READ | (file->writable ? PROT_WRITE : 0))) {
         int saved_errno = errno;
 
         munmap(reservation, reserved);

@@ -152,7 +152,8 @@ void turnstile_release(struct pcow_map *map);
 /*
  * What the thread itself calls before a step, instead of turnstile_hold(): whoever waits is first.
  * A mutex alone goes to who comes by while the one that it has woken is on its way, and the next
- * step begins at once: a snapshot, with the guest stopped, waited for several of them.
+ * step begins at once: a snapshot, with the guest stopped, waited for several of them. And while one
+ * is prepared, until it is frozen or given up, there is no step.
  */
 void turnstile_take(struct pcow_map *map);
 /*

@@ -284,7 +284,11 @@ void pcow_map_use_spare(pcow_map *map, bool use)
 
 bool pcow_map_lend_spare(pcow_map *map)
 {
-    return spare_lend(map->image);
+    bool lent = spare_lend(map->image);
+
+    if (lent)
+        ahead_wake(map);
+    return lent;
 }
 
 void pcow_map_get_stats_sized(const pcow_map *map, struct pcow_map_stats *given, size_t size)

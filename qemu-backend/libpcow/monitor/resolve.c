@@ -91,8 +91,11 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
             break;
         /* Who would wait here may be whom the last snapshot needs. */
         lent = map->full_policy != PCOW_FULL_FAIL && spare_lend(map->image);
-        if (lent)
+        if (lent) {
+            /* Who keeps it fills it again when there is space, and sleeps. */
+            ahead_wake(map);
             continue;
+        }
         if (!told) {
             told = true;
             __atomic_fetch_add(&map->stats.pool_full_waits, 1, __ATOMIC_RELAXED);

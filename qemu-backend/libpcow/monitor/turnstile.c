@@ -15,13 +15,26 @@ void turnstile_hold(struct pcow_map *map)
     order_acquire(map);
 }
 
+/* A step may wait for the medium, and who freezes, with the guest stopped, would wait for it. */
+static bool freeze_is_near(const struct pcow_map *map)
+{
+    return __atomic_load_n(&map->image->making.step, __ATOMIC_RELAXED) == MAKING_RECORDED
+           && !ahead_is_stopping(&map->ahead);
+}
+
 void turnstile_take(struct pcow_map *map)
 {
-    static const struct timespec moment = {0, 20000};
+    static const struct timespec moment = {0, 20000}, while_prepared = {0, 1000000};
 
-    while (__atomic_load_n(&map->ahead.waiting, __ATOMIC_SEQ_CST) > 0)
-        nanosleep(&moment, NULL);
-    pthread_mutex_lock(&map->ahead.busy);
+    for (;;) {
+        while (__atomic_load_n(&map->ahead.waiting, __ATOMIC_SEQ_CST) > 0)
+            nanosleep(&moment, NULL);
+        pthread_mutex_lock(&map->ahead.busy);
+        if (!freeze_is_near(map))
+            break;
+        pthread_mutex_unlock(&map->ahead.busy);
+        nanosleep(&while_prepared, NULL);
+    }
     order_acquire(map);
 }
 

@@ -134,6 +134,22 @@ static int give_name(int fd, const char *path)
     return linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) ? -errno : 0;
 }
 
+/*
+ * A store to memory has its block before, and what is not used is given back: a file system without
+ * the two calls (ext2, ramfs, NFS 3) would let the guest's first store fail.
+ */
+static int check_file_system(int fd, const char *path, struct pcow_error *error)
+{
+    if ((fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, PCOW_PAGE_SIZE)
+         || fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PCOW_PAGE_SIZE))
+        && errno == EOPNOTSUPP)
+        return error_set(error, -EOPNOTSUPP,
+                         "%s: its file system cannot reserve and give back single pages; put the "
+                         "image on tmpfs, ext4 or XFS",
+                         path);
+    return 0;
+}
+
 static int make_file(const char *path, struct header *header, uint64_t virtual_size,
                      struct observer *observer, struct pcow_error *error)
 {
@@ -148,7 +164,11 @@ static int make_file(const char *path, struct header *header, uint64_t virtual_s
         return errno == EEXIST ? exists(path, error)
                                : error_set_errno(error, -errno, "cannot create %s", path);
     named = !nameless;
-    ret = file_adopt(&file, fd, path, observer, error);
+    ret = check_file_system(fd, path, error);
+    if (ret)
+        close(fd);
+    else
+        ret = file_adopt(&file, fd, path, observer, error);
     if (!ret) {
         memcpy(file.uuid, header->uuid, sizeof file.uuid);
         file.heads = header_heads(header);

@@ -28,7 +28,7 @@ int making_check_name(struct pcow_image *image, const char *name, struct pcow_er
 
 static void enter(struct pcow_image *image, enum making_step step)
 {
-    image->making.step = step;
+    __atomic_store_n(&image->making.step, step, __ATOMIC_RELAXED);
     /* Class pmem and volatile: the metadata is where it belongs already. */
     if (image->file.persist.persistence == PCOW_PERSISTENCE_PAGE_CACHE)
         image_note_stores(image);
@@ -112,7 +112,7 @@ static void forget(struct pcow_image *image)
     if (image->making.step != MAKING_RESERVED && image->making.step != MAKING_RECORDED)
         return;
     layer_let_slot_go(image, image->making.next.slot);
-    image->making.step = MAKING_NONE;
+    __atomic_store_n(&image->making.step, MAKING_NONE, __ATOMIC_RELAXED);
 }
 
 /* Of the layer that is active, as it is? */
@@ -239,7 +239,7 @@ static void complete(struct pcow_image *image)
     layer->state = LAYER_SNAPSHOT;
     layer_name_add(image, layer);
     unlock_snapshot(&image->file, layer->id);
-    image->making.step = MAKING_NONE;
+    __atomic_store_n(&image->making.step, MAKING_NONE, __ATOMIC_RELAXED);
 }
 
 /* Somebody else may have finished it. */
@@ -286,7 +286,7 @@ void making_give_up(struct pcow_image *image, uint64_t token)
     if (!is_mine(making, token))
         return;
     if (making->step >= MAKING_FROZEN)
-        making->step = MAKING_ABANDONED;
+        __atomic_store_n(&making->step, MAKING_ABANDONED, __ATOMIC_RELAXED);
     else
         forget(image);
 }
@@ -307,7 +307,7 @@ static int hide(struct pcow_image *image, struct pcow_error *error)
     if (ret)
         return ret;
     unlock_snapshot(&image->file, layer->id);
-    image->making.step = MAKING_NONE;
+    __atomic_store_n(&image->making.step, MAKING_NONE, __ATOMIC_RELAXED);
     ret = tree_collapse(image, layer->id, error);
     return ret ? ret : header_write_copy(image, error);
 }

@@ -181,6 +181,31 @@ static void test_locked_memory(void **state)
     must_be_clean(scratch("top.pcow"));
 }
 
+/* What a process with locked memory maps is filled: a hole of the file must not get its block. */
+static void test_locked_memory_fills_no_hole(void **state)
+{
+    (void)state;
+    pcow_image *image = must_create(scratch("top.pcow"), 64 * MIB, 0, NULL);
+    struct pcow_info before, after;
+    pcow_map *map;
+
+    for (uint64_t offset = 0; offset < 64 * MIB; offset += PCOW_SLAB_SIZE)
+        MUST(pcow_write(image, offset, "x", 1, &error));
+    pcow_close(image);
+    if (!can_measure() || mlockall(MCL_FUTURE))
+        skip();
+    image = must_open(scratch("top.pcow"), PCOW_OPEN_WRITE);
+    pcow_get_info(image, &before);
+    MUST(pcow_map_create(image, &(struct pcow_map_options){.prepared_slabs = 0}, &map, &error));
+    assert_int_equal(*(unsigned char *)pcow_map_address(map), 'x');
+    munlockall();
+    pcow_get_info(image, &after);
+    assert_true(before.allocated_size < 16 * MIB);
+    assert_true(after.allocated_size < before.allocated_size + 16 * MIB);
+    pcow_map_destroy(map);
+    pcow_close(image);
+}
+
 /* Slabs of the file's second group (32 GiB) and further on: the tables grow with it. */
 static void test_tables_grow(void **state)
 {
@@ -211,6 +236,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_is_counted_is_small, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_locked_memory, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_locked_memory_fills_no_hole, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_tables_grow, scratch_setup, scratch_teardown),
     };
 

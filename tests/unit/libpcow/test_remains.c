@@ -234,6 +234,69 @@ static void test_a_full_pool_is_not_full(void **state)
     unlink(path);
 }
 
+/* It has stored to slabs one by one, and pages were prepared for it behind each store. */
+static void kill_a_guest(const char *path)
+{
+    pid_t child = fork();
+    pcow_image *image;
+    pcow_map *map;
+    int status;
+
+    if (child == 0) {
+        if (pcow_open(path, PCOW_OPEN_WRITE, NULL, &image, NULL)
+            || pcow_map_create(image, NULL, &map, NULL))
+            _exit(1);
+        for (unsigned slab = 0; slab < DROPPED; slab++) {
+            ((volatile char *)pcow_map_address(map))[slab * SLAB] = 1;
+            usleep(50000);
+        }
+        raise(SIGKILL);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status));
+}
+
+/*
+ * What a killed writer's thread had prepared is in slabs that are owned. The next one has stored to
+ * pages that are its own only, which wakes no thread that would look for it.
+ */
+static void test_what_was_prepared_is_space(void **state)
+{
+    char path[600];
+    pcow_image *image;
+    unsigned char *memory;
+    uint64_t reclaimed;
+    pcow_map *map;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/t", pool_directory());
+    for (unsigned asked = 0; asked < 2; asked++) {
+        pcow_close(must_create(path, 64 * MIB, 64 * KIB, NULL));
+        kill_a_guest(path);
+        image = must_open(path, PCOW_OPEN_WRITE);
+        assert_true(allocated(image) > 6 * MIB);
+        MUST(pcow_map_create(image, &(struct pcow_map_options){.full_policy = PCOW_FULL_FAIL}, &map,
+                             &error));
+        memory = pcow_map_address(map);
+        usleep(100000);
+        memory[0] = 2;
+        if (asked) {
+            MUST(pcow_reclaim(image, &reclaimed, &error));
+            assert_true(reclaimed > 4 * MIB);
+        }
+        pool_fill();
+        for (unsigned slab = DROPPED + 1; slab < DROPPED + 3 && !asked; slab++)
+            MUST(pcow_map_resolve(map, slab * SLAB, 1, true, &error));
+        pcow_map_destroy(map);
+        pcow_close(image);
+        must_be_clean(path);
+        unlink(path);
+        snprintf(path, sizeof path, "%s/filler", pool_directory());
+        unlink(path);
+        snprintf(path, sizeof path, "%s/t", pool_directory());
+    }
+}
+
 /* Slabs that a merge leaves empty are free again, so that the file does not grow for ever. */
 static void test_the_file_does_not_grow(void **state)
 {
@@ -424,6 +487,7 @@ int main(void)
         TEST(test_close_gives_back),
         TEST(test_killed),
         cmocka_unit_test_setup_teardown(test_a_full_pool_is_not_full, pool_setup, pool_unmount),
+        cmocka_unit_test_setup_teardown(test_what_was_prepared_is_space, pool_setup, pool_unmount),
         TEST(test_the_file_does_not_grow),
         TEST(test_half_a_copy),
         TEST(test_giving_back_beside_a_delete),

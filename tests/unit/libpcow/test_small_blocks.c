@@ -242,12 +242,31 @@ static void test_create_leaves_nothing_to_want(void **state)
     }
 }
 
+static int ext2_mount(void **state)
+{
+    return mount_disk(state, "mkfs.ext2 -q -b 4096", "16M");
+}
+
+/* The guest's first store there would be an error. */
+static void test_file_system_without_reservation(void **state)
+{
+    const struct pcow_create_options options = {.virtual_size = 4 * MIB};
+    struct pcow_error why;
+
+    (void)state;
+    assert_int_equal(pcow_create(image_path, &options, &why), -EOPNOTSUPP);
+    assert_non_null(strstr(why.message, "tmpfs, ext4 or XFS"));
+    assert_int_equal(access(image_path, F_OK), -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_full_pool_is_an_error, ext4_mount, pool_unmount),
         cmocka_unit_test_setup_teardown(test_full_pool_is_an_error, xfs_mount, pool_unmount),
         cmocka_unit_test_setup_teardown(test_create_leaves_nothing_to_want, ext4_mount,
+                                        pool_unmount),
+        cmocka_unit_test_setup_teardown(test_file_system_without_reservation, ext2_mount,
                                         pool_unmount),
     };
 

@@ -162,6 +162,31 @@ static void test_each_step(void **state)
     check_steps(PCOW_PERSISTENCE_VOLATILE);
 }
 
+/*
+ * The thread of the map, which copies the rest of a slab that the guest has stored to all over, may
+ * wait for the medium, and who freezes would wait for it.
+ */
+static void test_nothing_is_under_way(void **state)
+{
+    unsigned requests;
+
+    (void)state;
+    begin(PCOW_PERSISTENCE_PAGE_CACHE);
+    memset((void *)(uintptr_t)memory, 1, SIZE);
+    MUST(pcow_snapshot_create(image, "base", &error));
+    usleep(200000);
+    prepare("s");
+    for (unsigned i = 0; i < 300; i++)
+        memory[i * 197 % 512 * 4096] = 2;
+    requests = medium.requests;
+    usleep(300000);
+    assert_int_equal(medium.requests, requests);
+    MUST(pcow_snapshot_freeze(image, token, &error));
+    finish();
+    expect_byte("s", 0, 2);
+    end();
+}
+
 /* What is prepared is forgotten, and its record is used again. */
 static void test_another_operation_after_prepare(void **state)
 {
@@ -420,6 +445,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_each_step, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_nothing_is_under_way, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_another_operation_after_prepare, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_another_operation_after_freeze, scratch_setup,

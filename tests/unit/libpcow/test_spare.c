@@ -440,6 +440,26 @@ static void test_the_loan(void **state)
     }
 }
 
+/* The loan comes back when there is space, though nobody stores any more. */
+static void test_the_loan_comes_back(void **state)
+{
+    (void)state;
+    if (!getenv("PCOW_TEST_LONG"))
+        skip();
+    begin(PCOW_ENGINE_SIGNAL);
+    MUST(pcow_snapshot_create(image, "s", &error));
+    MUST(pcow_map_keep_spare(map, true, 0, &error));
+    wait_for(1);
+    sleep(17);                         /* until the thread rests */
+    fill();
+    for (unsigned page = 1; stats_of().slabs_spare && page < 100; page++)
+        memory[page * 4096] = 9;
+    assert_int_equal(stats_of().slabs_spare, 0);
+    make_room();
+    wait_for(1);
+    end();
+}
+
 /*
  * Whoever waits beside it takes what was lent to another one, and the loan is given back meanwhile.
  */
@@ -496,6 +516,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_kill, tmpfs, pool_unmount),
         cmocka_unit_test_setup_teardown(test_the_loan, tmpfs, pool_unmount),
         cmocka_unit_test_setup_teardown(test_the_loan, ext4, pool_unmount),
+        cmocka_unit_test_setup_teardown(test_the_loan_comes_back, tmpfs, pool_unmount),
         cmocka_unit_test_setup_teardown(test_the_loan_is_given_back, tmpfs, pool_unmount),
         cmocka_unit_test_setup_teardown(test_refused, tmpfs, pool_unmount),
     };
