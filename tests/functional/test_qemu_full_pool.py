@@ -4,12 +4,14 @@ the lock that everybody needs.
 """
 
 import contextlib
+import socket
 import struct
 
 from tests.functional import images
 from tests.functional import qemu
 from tests.functional import test_qemu_backend as backend
 from tests.functional import virtio
+from tests.functional.qtest_devices import virtio_net
 
 DSM_PORT = 0x0A18  # docs/specs/acpi_nvdimm.rst of QEMU
 DSM_PAGE = 0x100000  # in RAM
@@ -138,6 +140,12 @@ class RomTest(backend.PoolTest):
         backend.tool('pcow-img', 'check', image)
 
 
+class Console(virtio.Device):
+    """virtio-serial with one port, to which it sends."""
+
+    queue = 1
+
+
 class HolesTest(backend.PoolTest):
     """Zeros that were written have no blocks. On tmpfs a load from them would take some."""
 
@@ -180,6 +188,55 @@ class HolesTest(backend.PoolTest):
                 vm.quit()
             (self.pool / 'filler').unlink()
             self.shrink()
+        backend.tool('pcow-img', 'check', self.image)
+
+    def test_loads_of_system_calls(self) -> None:
+        """Of other devices than disks, which do not make them again: QEMU says nothing, and what
+        was sent is lost.
+        """
+        backend.tool('pcow-io', '-c', f'write -q -P 7 0 {images.MIB}', self.image)
+        backend.tool('pcow-io', '-c', f'write -q -z {self.ZEROS} {self.ZEROS}', self.image)
+        address = str(self.directory / 'net')
+        out = self.directory / 'console'
+        devices = (
+            '-netdev',
+            f'dgram,id=net,local.type=unix,local.path={address}-vm,'
+            f'remote.type=unix,remote.path={address}',
+            '-device',
+            f'virtio-net-pci,netdev=net,addr={self.SLOT}',
+            '-chardev',
+            f'file,id=out,path={out}',
+            '-device',
+            f'virtio-serial-pci,addr={self.SLOT + 1}',
+            '-device',
+            'virtconsole,chardev=out',
+        )
+        length = 3 * images.MIB  # more than is prepared at once
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
+            peer.bind(address)
+            peer.settimeout(10)
+            for engine in ('signal', 'minor'):
+                with (
+                    self.subTest(engine),
+                    qemu.Qemu(
+                        self.directory,
+                        *backend.backend(self.image, f',pcow-engine={engine}'),
+                        *devices,
+                    ) as vm,
+                ):
+                    vm.qmp('migrate-set-parameters', announce_rounds=0)
+                    net = virtio_net.Net(vm, self.SLOT)
+                    console = Console(vm, self.SLOT + 1)
+                    self.fill()
+                    zeros = vm.address('nv0') + self.ZEROS
+                    net.send([(zeros + (64 << 10), 1000)])
+                    self.assertEqual(bytes(1000), peer.recv(65536)[-1000:])
+                    console.request([(vm.address('nv0'), length)], [])
+                    expected = b'\7' * self.ZEROS + bytes(self.ZEROS) + b'\7' * 2 * self.ZEROS
+                    self.assertEqual(expected + bytes(length - images.MIB), out.read_bytes())
+                    self.assertIsNone(vm.take_event('PCOW_ERROR'))
+                    vm.quit()
+                (self.pool / 'filler').unlink()
         backend.tool('pcow-img', 'check', self.image)
 
     def fill(self) -> None:

@@ -576,7 +576,8 @@ int pcow_map_trap(pcow_map *map, uint64_t offset, bool write);
 /*
  * Make a range accessible for the kernel (system calls, DMA) before it touches it: what a trap
  * would do, done in advance. Returns -ENOSPC instead of waiting. Pages that may be stored to stay
- * so until a snapshot or a revert, or PCOW_EVENT_WITHDRAWN.
+ * so until a snapshot or a revert, or PCOW_EVENT_WITHDRAWN. For loads, where a pool in memory is
+ * short of space, what pcow_map_show_holes() does is done as well.
  */
 int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write,
                      struct pcow_error *error);

@@ -40,6 +40,20 @@ static bool is_short_of_space(const struct pcow_map *map, uint64_t length)
            && fs.f_bavail * fs.f_frsize < ENOUGH_SPACE + length / PCOW_PAGE_SIZE * PCOW_SLAB_SIZE;
 }
 
+/*
+ * On tmpfs a load from a hole takes a block. With so little space it is seen to before, as a system
+ * call that loads would fail, and who made it may not make it again.
+ */
+static bool may_lack_space_for_holes(const struct pcow_map *map, uint64_t length)
+{
+    struct statvfs fs;
+
+    return map->image->file.persist.persistence == PCOW_PERSISTENCE_VOLATILE
+           && fstatvfs(map->image->file.fd, &fs) == 0
+           /* 0: it has no limit */
+           && fs.f_blocks > 0 && fs.f_bavail * fs.f_frsize < ENOUGH_SPACE + length;
+}
+
 static int prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, bool kernel,
                    struct pcow_error *error)
 {
@@ -75,7 +89,12 @@ static int prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write, 
 int pcow_map_resolve(pcow_map *map, uint64_t offset, uint64_t length, bool write,
                      struct pcow_error *error)
 {
-    return prepare(map, offset, length, write, true, error);
+    int ret = prepare(map, offset, length, write, true, error);
+
+    /* What cannot be loaded all the same is no hole, and for the kernel to tell. */
+    if (!ret && !write && length && may_lack_space_for_holes(map, length))
+        pcow_map_show_holes(map, offset, length);
+    return ret;
 }
 
 int pcow_map_prepare(pcow_map *map, uint64_t offset, uint64_t length, bool write,
