@@ -225,10 +225,10 @@ class Block(Device):
     def transfer(self, kind: int, sector: int, buffers: Sequence[tuple[int, int]]) -> int:
         """:returns: status, 0 if it went well"""
         header, status = self._prepare(kind, sector)
-        if kind == BLOCK_IN:
-            self.request([header], [*buffers, status])
-        else:
+        if kind == BLOCK_OUT:
             self.request([header, *buffers], [status])
+        else:
+            self.request([header], [*buffers, status])
         return self._vm.read(*status)[0]
 
     def post_output(self, sector: int, buffers: Sequence[tuple[int, int]]) -> None:
@@ -239,6 +239,11 @@ class Block(Device):
     def post_input(self, sector: int, buffers: Sequence[tuple[int, int]]) -> None:
         """The same of a read."""
         header, status = self._prepare(BLOCK_IN, sector)
+        self.post([header], [*buffers, status])
+
+    def post_kind(self, kind: int, buffers: Sequence[tuple[int, int]]) -> None:
+        """The same of another request that the device answers with data."""
+        header, status = self._prepare(kind, 0)
         self.post([header], [*buffers, status])
 
     def status(self) -> int:

@@ -6,9 +6,11 @@
 #include "qemu/osdep.h"
 #include <pcow.h>
 #include <ucontext.h>
+#include "block/thread-pool.h"
 #include "qapi/error.h"
 #include "qemu/rcu.h"
 #include "qemu/timer.h"
+#include "qemu/units.h"
 #include "system/hostmem-pcow.h"
 
 unsigned hostmem_pcow_kvm_stores;
@@ -47,6 +49,54 @@ int hostmem_pcow_prepare_own_store(HostMemPcow *pcow, uint64_t offset,
                                                     true, NULL), report);
 }
 
+/*
+ * Of a buffer that a device has mapped.  The guest decides how large it is, and
+ * how many there are, and the main loop, with the BQL, prepares them.
+ *
+ * A store of the device by the pointer traps where nothing is prepared: this
+ * only saves traps.  Where it is the kernel that stores, that is a request of
+ * the block layer, which comes to hostmem_pcow_prepare_buffer().
+ */
+#define MOST_FOR_STORES (64 * KiB)
+#define STORES_INTERVAL_NS (100 * SCALE_MS)
+#define STORES_BUDGET_NS (5 * SCALE_MS)
+/*
+ * Loads of the kernel fail where nothing is mapped.  But for block requests,
+ * and what comes to hostmem_pcow_prepare_some_load_at(), they are frames of a
+ * network, which are shorter.
+ */
+#define MOST_FOR_LOADS MiB
+
+/* What this thread has spent on preparing for stores, since when */
+static __thread int64_t stores_since, stores_spent;
+
+static void prepare_mapped_stores(HostMemPcow *pcow, uint64_t offset,
+                                  uint64_t length)
+{
+    int64_t now = get_clock();
+
+    if (now - stores_since >= STORES_INTERVAL_NS) {
+        stores_since = now;
+        stores_spent = 0;
+    }
+    if (stores_spent < STORES_BUDGET_NS) {
+        hostmem_pcow_resolve(pcow, offset, MIN(length, MOST_FOR_STORES), true,
+                             false);
+        stores_spent += get_clock() - now;
+    }
+}
+
+void hostmem_pcow_prepare_mapped(HostMemPcow *pcow, uint64_t offset,
+                                 uint64_t length, bool is_write)
+{
+    if (is_write) {
+        prepare_mapped_stores(pcow, offset, length);
+    } else {
+        hostmem_pcow_resolve(pcow, offset, MIN(length, MOST_FOR_LOADS), false,
+                             false);
+    }
+}
+
 static __thread bool is_for_nobody;
 
 void hostmem_pcow_map_for_nobody(bool begins)
@@ -81,14 +131,29 @@ void hostmem_pcow_prepare_load_at(void *host, uint64_t length)
     }
 }
 
+uint64_t hostmem_pcow_prepare_some_load_at(const void *host, uint64_t length)
+{
+    HostMemPcow *pcow;
+    uint64_t offset;
+
+    RCU_READ_LOCK_GUARD();
+    pcow = hostmem_pcow_find(host, &offset);
+    if (pcow) {
+        length = MIN(length, MOST_FOR_LOADS);
+        hostmem_pcow_resolve(pcow, offset, length, false, true);
+    }
+    return length;
+}
+
 /*
  * Calls @serve for what lies in an image, until that does not return 0.  Nearly
  * every buffer lies in none.
  */
-static int foreach_part(QEMUIOVector *qiov, size_t offset, size_t bytes,
-                        int (*serve)(HostMemPcow *pcow, uint64_t offset,
-                                     uint64_t length, void *opaque),
-                        void *opaque)
+static int coroutine_mixed_fn
+foreach_part(QEMUIOVector *qiov, size_t offset, size_t bytes,
+             int (*serve)(HostMemPcow *pcow, uint64_t offset, uint64_t length,
+                          void *opaque),
+             void *opaque)
 {
     for (int i = 0; i < qiov->niov && bytes; i++) {
         size_t length = qiov->iov[i].iov_len;
@@ -130,25 +195,83 @@ int hostmem_pcow_watch(HostMemPcow *pcow, struct pcow_error *error)
     return ret;
 }
 
-static int prepare_part(HostMemPcow *pcow, uint64_t offset, uint64_t length,
-                        void *opaque)
-{
-    bool *is_write = opaque;
+/*
+ * So long a request keeps its thread, which may be the main loop, from all
+ * others.  What then is not prepared yet, a worker prepares.
+ */
+#define REQUEST_BUDGET_NS (5 * SCALE_MS)
 
-    return hostmem_pcow_resolve(pcow, offset, length, *is_write, true);
+typedef struct Preparation {
+    HostMemPcow *pcow;
+    uint64_t offset, length;    /* to be done */
+    bool is_write;
+    int64_t begun, budget;
+} Preparation;
+
+/* 1: the budget is spent */
+static int prepare_pieces(Preparation *p)
+{
+    while (p->length) {
+        uint64_t piece = MIN(p->length,
+                             PCOW_SLAB_SIZE - p->offset % PCOW_SLAB_SIZE);
+        int ret;
+
+        if (get_clock() - p->begun > p->budget) {
+            return 1;
+        }
+        ret = hostmem_pcow_resolve(p->pcow, p->offset, piece, p->is_write,
+                                   true);
+        if (ret < 0) {
+            return ret;
+        }
+        p->offset += piece;
+        p->length -= piece;
+    }
+    return 0;
+}
+
+static int prepare_worker(void *opaque)
+{
+    return prepare_pieces(opaque);
+}
+
+static int coroutine_fn prepare_part(HostMemPcow *pcow, uint64_t offset,
+                                     uint64_t length, void *opaque)
+{
+    Preparation *p = opaque;
+    int ret;
+
+    p->pcow = pcow;
+    p->offset = offset;
+    p->length = length;
+    ret = prepare_pieces(p);
+    if (ret > 0) {
+        p->budget = INT64_MAX;
+        ret = thread_pool_submit_co(prepare_worker, p);
+        p->budget = REQUEST_BUDGET_NS;
+        p->begun = get_clock();
+    }
+    return ret;
 }
 
 /*
  * The block layer is about to submit a request.  address_space_map() resolved
- * the buffer, but since then a snapshot may have write-protected it again: the
- * request may have waited in a drained queue, or be the retry of one that
- * failed.  From here on draining waits for it.
+ * some of the buffer, but since then a snapshot may have write-protected it
+ * again: the request may have waited in a drained queue, or be the retry of one
+ * that failed.  From here on draining waits for it, and so does who holds the
+ * guest, also while a worker prepares it.
  */
-int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
-                                size_t bytes, bool is_write)
+int coroutine_fn hostmem_pcow_co_prepare_buffer(QEMUIOVector *qiov,
+                                                size_t offset, size_t bytes,
+                                                bool is_write)
 {
     unsigned ended = qatomic_read(&watches_ended);
-    int ret = foreach_part(qiov, offset, bytes, prepare_part, &is_write);
+    Preparation p = {
+        .is_write = is_write,
+        .begun = get_clock(),
+        .budget = REQUEST_BUDGET_NS,
+    };
+    int ret = foreach_part(qiov, offset, bytes, prepare_part, &p);
 
     return ret < 0 ? ret : ended & INT_MAX;
 }

@@ -361,7 +361,7 @@ bool hostmem_pcow_alloc(HostMemPcow *pcow, HostMemoryBackend *backend,
     block->flags |= RAM_SHARED | (readonly ? RAM_READONLY : 0);
     block->pcow = pcow;
     hostmem_pcow_add_place(pcow, block->host, block->max_length);
-    blk_prepare_buffer = hostmem_pcow_prepare_buffer;
+    blk_prepare_buffer = hostmem_pcow_co_prepare_buffer;
     blk_may_retry = hostmem_pcow_may_retry;
     blk_begin_buffer = hostmem_pcow_begin_request;
     blk_end_buffer = hostmem_pcow_end_request;

@@ -233,6 +233,15 @@ void hostmem_pcow_prepare_load_at(void *host, uint64_t length);
  * going to access, as the guest does not use it: it is not prepared.
  */
 void hostmem_pcow_map_for_nobody(bool begins);
+/* The same of so much of it as is returned, for who loads the rest later on */
+uint64_t hostmem_pcow_prepare_some_load_at(const void *host, uint64_t length);
+/*
+ * A device maps memory of the guest, to access it by a pointer.  So much of it
+ * is prepared as takes no time: what the kernel may load from, but for block
+ * requests; and some that may be stored to, which saves traps.
+ */
+void hostmem_pcow_prepare_mapped(HostMemPcow *pcow, uint64_t offset,
+                                 uint64_t length, bool is_write);
 bool hostmem_pcow_is_for_nobody(void);
 /*
  * Serve the trap of a vCPU at @address, in a signal handler.  Returns 0 if it
@@ -248,16 +257,18 @@ int hostmem_pcow_make_writable(void *address, bool kernel);
 /* pcow_map_watch(), counted */
 int hostmem_pcow_watch(HostMemPcow *pcow, struct pcow_error *error);
 /*
- * The same for the buffer of a block request that is about to be submitted.
- * Returns -errno, or how many watches have begun so far.
+ * The same for the buffer of a block request that is about to be submitted; in
+ * a worker, if it takes long.  Returns -errno, or how many watches have begun
+ * so far.
  */
-int hostmem_pcow_prepare_buffer(QEMUIOVector *qiov, size_t offset,
-                                size_t bytes, bool is_write);
+int coroutine_fn hostmem_pcow_co_prepare_buffer(QEMUIOVector *qiov,
+                                                size_t offset, size_t bytes,
+                                                bool is_write);
 /*
  * A request that loads from the buffer has failed with -errno, after so many
  * other tries: may that be for a watch that was beginning, or for a hole in a
  * full pool?  Then the buffer can be loaded from now.
- * @ended: what hostmem_pcow_prepare_buffer() has returned
+ * @ended: what hostmem_pcow_co_prepare_buffer() has returned
  */
 bool hostmem_pcow_may_retry(QEMUIOVector *qiov, size_t offset, size_t bytes,
                             int ended, int error, unsigned tries);
