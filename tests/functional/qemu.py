@@ -119,6 +119,12 @@ class Qemu:
         """Data of an event that has come, as far as it has been read."""
         return self._qmp.take_event(name)
 
+    def take_events(self) -> list[dict[str, Any]]:
+        """All that have come, in their order."""
+        self.qmp('query-status')
+        events, self._qmp.events = self._qmp.events, []
+        return events
+
     def wait_event(self, name: str) -> dict[str, Any]:
         """An event, also one that came before."""
         return self._qmp.wait_event(name)

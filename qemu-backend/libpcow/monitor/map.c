@@ -312,6 +312,7 @@ void pcow_map_get_stats_sized(const pcow_map *map, struct pcow_map_stats *given,
         .slabs_queued = ahead_queued(map),
         .slabs_spare = spare_count(image),
         .slabs_spare_wanted = spare_wanted(image),
+        .stores_waiting = __atomic_load_n(&map->stats.stores_waiting, __ATOMIC_SEQ_CST),
         .slabs_completed = __atomic_load_n(&map->ahead.completed, __ATOMIC_RELAXED),
         .memory = sizeof *map + sizeof *image
                   + __atomic_load_n(&map->slabs_counted, __ATOMIC_RELAXED)

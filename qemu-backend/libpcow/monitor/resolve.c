@@ -99,6 +99,7 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
         if (!told) {
             told = true;
             __atomic_fetch_add(&map->stats.pool_full_waits, 1, __ATOMIC_RELAXED);
+            __atomic_fetch_add(&map->stats.stores_waiting, 1, __ATOMIC_SEQ_CST);
             events_post(&map->events, PCOW_EVENT_POOL_FULL, ret, offset);
         }
         if (map->full_policy == PCOW_FULL_FAIL || __atomic_load_n(&map->closing, __ATOMIC_RELAXED))
@@ -111,7 +112,8 @@ int resolve(struct pcow_map *map, uint64_t offset, bool write, const signal_mask
     }
     if (write && ahead_mirror_waits(map))
         ahead_wake(map);
-    if (told && ret == 0)
+    if (told && __atomic_sub_fetch(&map->stats.stores_waiting, 1, __ATOMIC_SEQ_CST) == 0
+        && ret != -ENOSPC)
         events_post(&map->events, PCOW_EVENT_POOL_RESUMED, 0, offset);
     if (ret && ret != -ENOSPC)
         events_post(&map->events, PCOW_EVENT_ERROR, ret, offset);

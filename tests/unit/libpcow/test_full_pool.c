@@ -96,6 +96,73 @@ static void test_full_pool_waits_and_goes_on(void **state)
     }
 }
 
+/* Two wait, and there is space for one: nobody is told that stores go on. */
+static void test_one_of_two_goes_on(void **state)
+{
+    (void)state;
+    FOR_EACH_ENGINE(engine) {
+        struct writer writers[2];
+        pthread_t threads[2];
+        struct pcow_map_stats stats = {0};
+        struct pcow_event event;
+        unsigned char *memory;
+        unsigned full = 0;
+        char path[600];
+        pcow_image *image;
+        pcow_map *map;
+
+        snprintf(path, sizeof path, "%s/top.pcow", pool_directory());
+        image = must_create(path, 8 * MIB, 4096, NULL);
+        map = must_map_by(image, engine, 0);
+        memory = pcow_map_address(map);
+        memory[0] = 1;
+        pool_fill();
+        /* what the thread that works ahead had begun */
+        for (uint64_t at = 4096; pcow_map_resolve(map, at, 1, true, NULL) == 0; at += 4096)
+            assert_true(at < 8 * MIB);
+        for (unsigned i = 0; i < 2; i++) {
+            writers[i] = (struct writer){.memory = memory + (i ? 5 : 3) * MIB,
+                                         .size = 4096};
+            assert_int_equal(pthread_create(&threads[i], NULL, write_all, &writers[i]), 0);
+        }
+        for (unsigned i = 0; i < 1000 && stats.stores_waiting < 2; i++) {
+            usleep(10000);
+            pcow_map_get_stats(map, &stats);
+        }
+        assert_int_equal(stats.stores_waiting, 2);
+        /* page by page */
+        while (stats.stores_waiting == 2) {
+            struct stat st;
+
+            assert_int_equal(stat(path_in_pool("filler"), &st), 0);
+            assert_true(st.st_size > 0);
+            assert_int_equal(truncate(path_in_pool("filler"), st.st_size - 4096), 0);
+            usleep(30000);
+            pcow_map_get_stats(map, &stats);
+        }
+        if (stats.stores_waiting == 1) {
+            while (pcow_map_next_event(map, &event)) {
+                assert_int_equal(event.kind, PCOW_EVENT_POOL_FULL);
+                full++;
+            }
+            assert_int_equal(full, 2);
+        }
+        empty_pool();
+        for (unsigned i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+        event.kind = 0;
+        while (pcow_map_next_event(map, &event))
+            ;
+        assert_int_equal(event.kind, PCOW_EVENT_POOL_RESUMED);
+        pcow_map_get_stats(map, &stats);
+        assert_int_equal(stats.stores_waiting, 0);
+        pcow_map_destroy(map);
+        pcow_close(image);
+        must_be_clean(path);
+        unlink(path);
+    }
+}
+
 /* As "cp --sparse=always" and others do: pages of zeros have no blocks in the copy. */
 static void copy_without_zeros(const char *from, const char *to)
 {
@@ -396,6 +463,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         POOL_TEST(test_full_pool_waits_and_goes_on),
+        POOL_TEST(test_one_of_two_goes_on),
         POOL_TEST(test_full_pool_and_pages_without_blocks),
         POOL_TEST(test_snapshot_on_a_full_pool_changes_nothing),
         POOL_TEST(test_revert_on_a_full_pool),

@@ -9,7 +9,6 @@
 #include "hw/virtio/vhost.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-pcow.h"
-#include "qapi/qapi-events-pcow.h"
 #include "qemu/timer.h"
 #include "qemu/uuid.h"
 #include "system/cpus.h"
@@ -27,11 +26,11 @@ void hostmem_pcow_handle_events(void *opaque)
         switch (event.kind) {
         case PCOW_EVENT_POOL_FULL:
             if (pcow->full == HOST_MEM_PCOW_FULL_WAIT) {
-                hostmem_pcow_send_full(pcow, event.offset);
+                hostmem_pcow_tell_full(pcow, event.offset);
             }                   /* else backends/pcow/error.c tells */
             break;
         case PCOW_EVENT_POOL_RESUMED:
-            qapi_event_send_pcow_pool_resumed(pcow->id);
+            hostmem_pcow_tell_resumed(pcow);
             break;
         case PCOW_EVENT_ERROR:
             hostmem_pcow_tell_error(pcow, event.offset, event.error,
@@ -58,7 +57,7 @@ void hostmem_pcow_handle_full(EventNotifier *notifier)
     HostMemPcow *pcow = container_of(notifier, HostMemPcow, became_full);
 
     if (event_notifier_test_and_clear(notifier)) {
-        hostmem_pcow_send_full(pcow, qatomic_read(&pcow->full_offset));
+        hostmem_pcow_tell_full(pcow, qatomic_read(&pcow->full_offset));
         keep_listening(pcow);
     }
 }
@@ -76,7 +75,7 @@ void hostmem_pcow_handle_silence(void *opaque)
         return;
     }
     qatomic_set(&pcow->waiting, false);
-    qapi_event_send_pcow_pool_resumed(pcow->id);
+    hostmem_pcow_tell_resumed(pcow);
 }
 
 HostMemPcow *hostmem_pcow_by_id(const char *id, Error **errp)

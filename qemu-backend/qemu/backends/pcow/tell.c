@@ -6,6 +6,10 @@
  * them fail.  The monitor lets an event of an image and a kind pass once in a
  * second (monitor_qapi_event_conf), and the log has a line of an image and a
  * kind once in LOG_INTERVAL_NS.  Each says how many there were.
+ *
+ * That stores wait for space, and that none does any more, are a state.  The
+ * monitor, which keeps back each kind by itself, might tell them in the wrong
+ * order: so they are kept back here, and what is told last is what is.
  */
 #include "qemu/osdep.h"
 #include <pcow.h>
@@ -15,6 +19,8 @@
 #include "system/hostmem-pcow.h"
 
 #define LOG_INTERVAL_NS (10 * NANOSECONDS_PER_SECOND)
+/* As of the monitor: between two of a kind */
+#define SPACE_INTERVAL_NS NANOSECONDS_PER_SECOND
 
 static void send_error(HostMemPcow *pcow, uint64_t offset, const char *error,
                        uint64_t count)
@@ -36,9 +42,63 @@ static void send_full(HostMemPcow *pcow, uint64_t offset, uint64_t count)
                                    pcow->stores_full);
 }
 
-void hostmem_pcow_send_full(HostMemPcow *pcow, uint64_t offset)
+bool hostmem_pcow_has_waiting_store(const HostMemPcow *pcow)
 {
-    send_full(pcow, offset, 1);
+    struct pcow_map_stats stats;
+
+    pcow_map_get_stats(pcow->map, &stats);
+    return stats.stores_waiting;
+}
+
+/* May it be told now?  Else it will be. */
+static bool may_tell_space(HostMemPcow *pcow, bool full)
+{
+    int64_t now = qemu_clock_get_ns(QEMU_CLOCK_REALTIME);
+    int64_t *told_at = &pcow->space_told_at[full];
+
+    if (*told_at && now - *told_at < SPACE_INTERVAL_NS) {
+        timer_mod_anticipate_ns(pcow->space_timer,
+                                *told_at + SPACE_INTERVAL_NS);
+        return false;
+    }
+    *told_at = now;
+    return true;
+}
+
+static void tell_space(void *opaque)
+{
+    HostMemPcow *pcow = opaque;
+    bool full = hostmem_pcow_has_waiting_store(pcow) ||
+                qatomic_read(&pcow->waiting);
+
+    /* Also of one that has gone on before anybody could be told */
+    if (pcow->full_untold && (full || !pcow->full_told)) {
+        if (!may_tell_space(pcow, true)) {
+            return;
+        }
+        send_full(pcow, pcow->full_last, pcow->full_untold);
+        pcow->full_told = true;
+        pcow->full_untold = 0;
+    }
+    if (pcow->full_told && !full && may_tell_space(pcow, false)) {
+        qapi_event_send_pcow_pool_resumed(pcow->id);
+        pcow->full_told = false;
+        /* Those since, which are over as well: the next event counts them */
+        pcow->stores_full += pcow->full_untold;
+        pcow->full_untold = 0;
+    }
+}
+
+void hostmem_pcow_tell_full(HostMemPcow *pcow, uint64_t offset)
+{
+    pcow->full_last = offset;
+    pcow->full_untold++;
+    tell_space(pcow);
+}
+
+void hostmem_pcow_tell_resumed(HostMemPcow *pcow)
+{
+    tell_space(pcow);
 }
 
 static HostMemPcowLog *log_of(HostMemPcow *pcow, int error)
@@ -131,6 +191,7 @@ void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
 void hostmem_pcow_begin_telling(HostMemPcow *pcow)
 {
     pcow->log_timer = timer_new_ns(QEMU_CLOCK_REALTIME, end_intervals, pcow);
+    pcow->space_timer = timer_new_ns(QEMU_CLOCK_REALTIME, tell_space, pcow);
 }
 
 void hostmem_pcow_end_telling(HostMemPcow *pcow)
@@ -140,4 +201,6 @@ void hostmem_pcow_end_telling(HostMemPcow *pcow)
     }
     timer_free(pcow->log_timer);
     pcow->log_timer = NULL;
+    timer_free(pcow->space_timer);
+    pcow->space_timer = NULL;
 }

@@ -90,6 +90,11 @@ typedef struct HostMemPcow {
     uint64_t errors, stores_full;
     HostMemPcowLog log[2];
     QEMUTimer *log_timer;
+    /* likewise: stores that wait for space */
+    uint64_t full_untold, full_last;
+    bool full_told;             /* and PCOW_POOL_RESUMED is to come */
+    int64_t space_told_at[2];   /* by whether stores wait */
+    QEMUTimer *space_timer;
     HostMemPcowLost lost[2];    /* backends/pcow/cover.c, likewise */
 
     /* backends/pcow/mce.c: a page that the guest was warned of, and when */
@@ -228,11 +233,6 @@ int hostmem_pcow_prepare_store_at(void *host, uint64_t length);
  * will fail.
  */
 void hostmem_pcow_prepare_load_at(void *host, uint64_t length);
-/*
- * Between the two calls this thread maps memory of the guest that nobody is
- * going to access, as the guest does not use it: it is not prepared.
- */
-void hostmem_pcow_map_for_nobody(bool begins);
 /* The same of so much of it as is returned, for who loads the rest later on */
 uint64_t hostmem_pcow_prepare_some_load_at(const void *host, uint64_t length);
 /*
@@ -242,6 +242,11 @@ uint64_t hostmem_pcow_prepare_some_load_at(const void *host, uint64_t length);
  */
 void hostmem_pcow_prepare_mapped(HostMemPcow *pcow, uint64_t offset,
                                  uint64_t length, bool is_write);
+/*
+ * Between the two calls this thread maps memory of the guest that nobody is
+ * going to access, as the guest does not use it: it is not prepared.
+ */
+void hostmem_pcow_map_for_nobody(bool begins);
 bool hostmem_pcow_is_for_nobody(void);
 /*
  * Serve the trap of a vCPU at @address, in a signal handler.  Returns 0 if it
@@ -391,7 +396,11 @@ void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
 void hostmem_pcow_tell_errors(HostMemPcow *pcow, uint64_t offset, int error,
                               uint64_t count, const char *consequence);
 /* A store waits for space. */
-void hostmem_pcow_send_full(HostMemPcow *pcow, uint64_t offset);
+void hostmem_pcow_tell_full(HostMemPcow *pcow, uint64_t offset);
+/* Perhaps none does any more. */
+void hostmem_pcow_tell_resumed(HostMemPcow *pcow);
+/* Does a store of another thread than a vCPU?  Any thread. */
+bool hostmem_pcow_has_waiting_store(const HostMemPcow *pcow);
 /* An access of a device failed, and it knows.  Any thread. */
 void hostmem_pcow_send_error(HostMemPcow *pcow, uint64_t offset,
                              const char *error);
