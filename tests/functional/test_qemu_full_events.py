@@ -79,7 +79,9 @@ class WaitingTest(backend.PoolTest):
         ]
 
     def test_one_of_two_goes_on(self) -> None:
-        """It is not told that stores go on while one waits."""
+        """It is not told that stores go on while one waits; nor is a snapshot to be tried again
+        without space.
+        """
         disk = self.directory / 'disk'
         disk.write_bytes(bytes(images.MIB))
         devices: list[str] = []
@@ -103,6 +105,8 @@ class WaitingTest(backend.PoolTest):
                 # the second one after the interval of a second, or held back to its end
                 self.assertEqual(number + 1, vm.wait_event(FULL)['count'])
             self.assertEqual([False, False], [block.served() for block in blocks])
+            why = vm.qmp_error('pcow-snapshot-create', id='mem0', name='s')
+            self.assertIn('waits for space in its pool', why)
             self.free_slowly(lambda: any(block.served() for block in blocks), 0.03)
             time.sleep(1.5)
             self.assertEqual(1, [block.served() for block in blocks].count(True))

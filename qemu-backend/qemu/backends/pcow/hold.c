@@ -9,6 +9,7 @@
  * guest runs on until those that have begun have ended, or the limit is over.
  */
 #include "qemu/osdep.h"
+#include <pcow.h>
 #include "block/aio.h"
 #include "hw/core/cpu.h"
 #include "hw/virtio/vhost.h"
@@ -274,6 +275,18 @@ static void release(void)
     }
 }
 
+static bool does_not_wait(HostMemPcow *pcow, void *opaque, Error **errp)
+{
+    if (!hostmem_pcow_has_waiting_store(pcow)) {
+        return true;
+    }
+    error_setg(errp, "a store of a device to the pcow image '%s' waits for "
+               "space in its pool: the VM has run on, and nothing was changed. "
+               "Free space or extend the pool, and try again",
+               pcow_path(pcow->image));
+    return false;
+}
+
 /*
  * vCPUs first, as one of them may be about to submit a request; then the
  * iothreads, which may be taking requests from a queue that the guest filled
@@ -300,6 +313,9 @@ static bool hold(int64_t deadline, Error **errp)
     }
     release();
     open_gate();
+    if (!hostmem_pcow_foreach(does_not_wait, NULL, errp)) {
+        return false;
+    }
     if (ok) {
         error_setg(errp, "a disk has not ended its requests to memory of the "
                    "guest that is in a pcow image, in the time that was given "
