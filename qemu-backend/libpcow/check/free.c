@@ -167,7 +167,8 @@ static int free_all_blocks(struct check *check, struct owned *owned)
         slab = (uint64_t)data >> SLAB_BITS;
         if (slab >= check->slab_count)
             return 0;
-        if (slab_is_group_head(slab, check->file.heads) || next_known(check, slab) == slab)
+        if (slab_is_group_head(slab, check->file.heads) || next_known(check, slab) == slab
+            || (check_is_amending(check) && slab_is_group_head(slab, MIRROR_HEADS)))
             continue;
         ret = free_blocks(check, owned, slab);
         if (ret)

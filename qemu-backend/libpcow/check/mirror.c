@@ -136,6 +136,21 @@ static int keep_what_is_newer(struct check *check, const struct mirror_page *pag
     return make_stale(check, page);
 }
 
+/* The end of a file that was cut, and is longer again: behind it there is nothing but a hole. */
+static void note_end(struct check *check, const struct mirror_page *page)
+{
+    uint64_t at = mirror_offset(page->group, page->number);
+
+    if (!page->group && !page->copy_is_lost && is_empty(page->copy)
+        && file_next_data(&check->file, at, check->length) >= check->length)
+        check->is_cut = true;
+}
+
+static bool is_header(const struct mirror_page *page)
+{
+    return !page->group && page->number * PCOW_PAGE_SIZE < SLAB_TABLE_OFFSET;
+}
+
 /*
  * The word cannot tell: what page and copy agree on is right, and an empty copy is none. A header
  * is judged by the words in it, and a writer that was killed has raised its generation.
@@ -143,27 +158,23 @@ static int keep_what_is_newer(struct check *check, const struct mirror_page *pag
 static int check_without_words(struct check *check, const struct mirror_page *page,
                                struct mirror_group *group)
 {
-    if (mirror_page_is_same(page)
-        || (!page->content_is_lost && !page->group
-            && page->number < SLAB_TABLE_OFFSET / PCOW_PAGE_SIZE))
+    if (mirror_page_is_same(page) || (!page->content_is_lost && is_header(page)))
         check->checksums_damaged++;
-    else if (!page->content_is_lost && !page->copy_is_lost && is_empty(page->copy))
-        group->copies_gone++;
-    else
+    else if (page->content_is_lost || page->copy_is_lost || !is_empty(page->copy))
         return keep_as_it_is(check, page);
+    else {
+        note_end(check, page);
+        group->copies_gone++;
+    }
     return make_stale(check, page);
 }
 
 /* Of a page of bitmaps: no slab that it is about has an owner. */
-static bool is_of_nobody(struct check *check, const struct mirror_page *page)
+static bool is_of_nobody(struct check *check, uint64_t first_slab)
 {
-    uint64_t words[SLABS_PER_TABLE_PAGE], slab;
+    uint64_t words[SLABS_PER_TABLE_PAGE];
 
-    if (page->number * PCOW_PAGE_SIZE < BITMAP_OFFSET)
-        return false;
-    slab = page->group * SLABS_PER_GROUP
-           + (page->number - BITMAP_OFFSET / PCOW_PAGE_SIZE) * SLABS_PER_TABLE_PAGE;
-    if (check_read(check, owner_offset(slab), words, sizeof words))
+    if (check_read(check, owner_offset(first_slab), words, sizeof words))
         return false;
     for (unsigned i = 0; i < SLABS_PER_TABLE_PAGE; i++)
         if (words[i])
@@ -171,17 +182,47 @@ static bool is_of_nobody(struct check *check, const struct mirror_page *page)
     return true;
 }
 
-/*
- * Neither word nor copy knows of the page: it was never stored to, and what it holds is somebody
- * else's. Words of later pages show that the table does not end before it; and of another group
- * nobody can tell whether its mirror is of an older moment.
- */
-static bool was_never_stored(struct check *check, const struct mirror_page *page,
-                             const struct mirror_group *group)
+/* The header, by itself or by its copy, counts no record that is in this page or behind it. */
+static bool is_behind_records(struct check *check, unsigned number)
 {
-    return !page->word && !page->copy_is_lost && is_empty(page->copy) && !group->number
-           && !group->order_is_unknown
-           && (group->last_word > page->number || is_of_nobody(check, page));
+    const uint64_t first = (number * PCOW_PAGE_SIZE - LAYER_TABLE_OFFSET) / LAYER_RECORD_SIZE;
+    struct header header, copy;
+
+    return !check_read(check, 0, &header, sizeof header)
+           && !check_read(check, HEADER_COPY_OFFSET, &copy, sizeof copy)
+           && word_is_valid(header.layer_slots) && word_is_valid(copy.layer_slots)
+           && header.layer_slots && word_value(header.layer_slots) <= first
+           && word_value(copy.layer_slots) <= first;
+}
+
+/*
+ * Nobody of ours has stored to the page: what it is about is not there. What it holds is somebody
+ * else's, if neither word nor copy knows of it.
+ */
+static bool is_unused(struct check *check, const struct mirror_page *page)
+{
+    const uint64_t offset = page->number * PCOW_PAGE_SIZE, first = page->group * SLABS_PER_GROUP;
+
+    if (offset >= BITMAP_OFFSET)
+        return is_of_nobody(check, first + (offset - BITMAP_OFFSET) / sizeof(struct page_set));
+    if (offset >= LAYER_TABLE_OFFSET)
+        return is_behind_records(check, page->number);
+    return offset >= SLAB_TABLE_OFFSET
+           && (first + (offset - SLAB_TABLE_OFFSET) / sizeof(uint64_t)) << SLAB_BITS
+                  >= check->length;
+}
+
+/*
+ * Neither word nor copy knows of the page. It was never stored to; or both are gone, and it is
+ * right.
+ */
+static int check_without_witness(struct check *check, const struct mirror_page *page)
+{
+    if (is_unused(check, page))
+        return restore_page(check, page);
+    check_set_unproven(check, page->group, page->number);
+    check->checksums_damaged++;
+    return make_stale(check, page);
 }
 
 /* The copy is not what page and word agree on, unless both are of an older moment. */
@@ -198,6 +239,7 @@ static int mend_copy(struct check *check, const struct mirror_page *page,
         return keep_as_it_is(check, page);
     if (!page->word)
         check_set_unproven(check, page->group, page->number);
+    note_end(check, page);
     check_corruption(check, true, "the mirror of the %s at byte %llu is damaged",
                      mirror_page_name(page->number), (unsigned long long)mirror_page_offset(page));
     return make_stale(check, page);
@@ -226,8 +268,11 @@ static int check_page(struct check *check, const struct mirror_page *page, struc
         return mend_copy(check, page, group);
     if (group->mirror_is_older && !page->content_is_lost)
         return keep_what_is_newer(check, page, group);
-    if (was_never_stored(check, page, group) || (copy_fits && !group->order_is_unknown))
+    if (copy_fits && !group->order_is_unknown)
         return restore_page(check, page);
+    if (!page->word && !page->content_is_lost && !page->copy_is_lost
+        && (is_empty(page->copy) || is_header(page)))
+        return check_without_witness(check, page);
     if (mirror_page_is_contradicted(check, page) && !group->looked_for) {
         int ret = mirror_look_for_older_words(check, group);
 
@@ -275,11 +320,14 @@ static int check_pages(struct check *check, struct mirror_group *group)
     return ret;
 }
 
-/* The words of places that have no page. */
-static int check_gap(struct check *check, uint64_t group, const uint64_t *words)
+/*
+ * The words of places that have no page. If the one that says *unordered* may have said so, it does
+ * from now on: a repair that is interrupted must know it again, and its end takes that away.
+ */
+static int check_gap(struct check *check, const struct mirror_group *group)
 {
-    static const uint64_t zero;
-    uint64_t at = mirror_offset(group, CHECKSUMS_PAGE);
+    const uint64_t unordered = group->unordered || group->order_is_unknown ? word_encode(1) : 0,
+                   *words = group->words, at = mirror_offset(group->number, CHECKSUMS_PAGE);
     int ret = 0;
 
     for (unsigned i = METADATA_GAP_FIRST; i < METADATA_GAP_END && !ret; i++) {
@@ -289,7 +337,7 @@ static int check_gap(struct check *check, uint64_t group, const uint64_t *words)
         if (good)
             continue;
         check->checksums_damaged++;
-        ret = check_store(check, at + i * sizeof zero, &zero, sizeof zero);
+        ret = check_store64(check, at + i * sizeof *words, i == CHECKSUMS_UNORDERED ? unordered : 0);
     }
     return ret;
 }
@@ -308,10 +356,8 @@ static void look_at_words(struct mirror_group *group)
     look_at_order(group);
     group->words_are_gone = true;
     for (unsigned number = 0; number < METADATA_PAGES; number++)
-        if (metadata_page_counts(number) && group->words[number]) {
+        if (metadata_page_counts(number) && group->words[number])
             group->words_are_gone = false;
-            group->last_word = number;
-        }
 }
 
 /* Nothing speaks for what the metadata of a group says, or for what is missing of it. */
@@ -340,12 +386,11 @@ static int check_group(struct check *check, uint64_t group)
             || (ret = file_commit(&check->file))))
         return error_set_errno(check->error, ret, "cannot repair the mirror of %s",
                                check->file.path);
+    look_at_words(&of);
     if (!ret)
-        ret = check_gap(check, group, words);
-    if (!ret) {
-        look_at_words(&of);
+        ret = check_gap(check, &of);
+    if (!ret)
         ret = check_pages(check, &of);
-    }
     if (!ret && of.copies_gone)
         tell_mirror_is_gone(check, &of);
     else if (!ret && check->checksums_damaged)

@@ -21,7 +21,6 @@ struct mirror_group {
     bool unordered;
     bool order_is_unknown;             /* the word that says so is damaged */
     bool words_are_gone;               /* all of them: that is one damage */
-    unsigned last_word;                /* number of the last page that has one */
     unsigned copies_gone;              /* of pages that hold something, with the words */
     bool words_are_older;              /* than pages and copies; once it was looked for */
     bool looked_for;

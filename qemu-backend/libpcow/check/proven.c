@@ -14,7 +14,8 @@ bool check_is_proven(const struct check *check, uint64_t offset)
 {
     uint64_t bit = mirror_bit(offset / PCOW_PAGE_SIZE);
 
-    return check->unproven
+    /* What lies in a slab of data, as layer tables do, has no copy. */
+    return check->unproven && !((offset >> SLAB_BITS) % SLABS_PER_GROUP)
            && mirror_offset(offset / GROUP_SIZE, METADATA_PAGES) <= check->length
            && !(check->unproven[bit / 64] >> bit % 64 & 1);
 }

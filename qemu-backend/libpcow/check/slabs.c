@@ -59,9 +59,17 @@ static enum check_doubt doubt_of(const struct check *check, const struct check_s
                                                                           : DOUBT_LOST;
 }
 
+/* From its page on the file has nothing but a hole: its end is missing. */
+static bool is_cut_before(const struct check *check, uint64_t offset)
+{
+    return file_next_data(&check->file, offset / PCOW_PAGE_SIZE * PCOW_PAGE_SIZE, check->length)
+           >= check->length;
+}
+
 /*
  * Nor does it hold anything. A guest's first store to a slab names a page before it names the
- * owner: so the bitmap is lost, and in a copy whose end is missing the content as well.
+ * owner: so the bitmap is lost, and in a copy whose end is missing the content as well. But a power
+ * cut in class page-cache may leave that, and so did repairs of older versions.
  */
 static int check_slab_without_content(struct check *check, struct check_slab *slab)
 {
@@ -69,7 +77,8 @@ static int check_slab_without_content(struct check *check, struct check_slab *sl
     struct page_set all;
     int ret;
 
-    if (doubt == DOUBT_NONE || check_is_proven(check, bitmap_offset(slab->slab)))
+    if (doubt != DOUBT_LOST || check_is_proven(check, bitmap_offset(slab->slab))
+        || (!check->mirror_is_gone && !is_cut_before(check, bitmap_offset(slab->slab))))
         return 0;
     check_doubtful(check, doubt,
                    "file slab %llu (guest bytes from %llu of layer %u) has no content, and its "
@@ -82,14 +91,33 @@ static int check_slab_without_content(struct check *check, struct check_slab *sl
     return ret ? ret : check_drop_slab(check, slab, NULL);
 }
 
+/* In a copy whose end is missing: what the bitmap names is a hole. */
+static int check_cut_content(struct check *check, struct check_slab *slab)
+{
+    const struct owner owner = slab->owner;
+
+    if (!is_cut_before(check, slab->slab << SLAB_BITS))
+        return 0;
+    check_corruption(check, true,
+                     "file slab %llu (%s %llu of layer %u) lies behind the end of what is left of "
+                     "the file: it was cut short, and made longer",
+                     (unsigned long long)slab->slab,
+                     owner.kind == OWNER_DATA ? "guest bytes from" : "VM state from byte",
+                     (unsigned long long)owner.number << SLAB_BITS, owner.layer);
+    /* What is missing of VM state is counted where it is missed. */
+    return check_drop_slab(check, slab, owner.kind == OWNER_DATA ? &owner : NULL);
+}
+
 static int check_empty_slab(struct check *check, struct check_slab *slab)
 {
     struct page_set pages;
     bool had_pages;
     int ret = check_bitmap(check, slab->slab, &pages);
 
-    if (ret || !page_set_empty(&pages))
+    if (ret)
         return ret;
+    if (!page_set_empty(&pages))
+        return check->is_cut && !check->only_gone ? check_cut_content(check, slab) : 0;
     had_pages = !is_stored_to(check, slab) && check_had_pages(check, slab->slab);
     if (check->only_gone && !had_pages)
         return 0;
@@ -118,8 +146,10 @@ int check_empty_slabs(struct check *check)
         const struct check_layer *found =
             slab->owner.kind == OWNER_DATA ? check_find_layer(check, slab->owner.layer) : NULL;
 
+        if (check->is_cut && slab->owner.kind == OWNER_STATE)
+            ret = check_cut_content(check, slab);
         /* A deletion takes pages out of hidden layers. */
-        if (found && found->alive && found->layer.state != LAYER_HIDDEN)
+        if (!ret && found && found->alive && found->layer.state != LAYER_HIDDEN)
             ret = check_empty_slab(check, slab);
     }
     return ret;

@@ -30,7 +30,7 @@ struct rich {
     uint64_t size;                             /* of the file */
     uint8_t *bytes;
     /* its metadata at an older moment, closed by its writer: two of the snapshots were there */
-    uint8_t older[PCOW_SLAB_SIZE];
+    uint8_t older[2 * PCOW_SLAB_SIZE];
 };
 
 /* What page of what layer: never zeros. */

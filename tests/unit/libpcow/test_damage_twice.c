@@ -109,6 +109,17 @@ static void test_cut_and_padded_with_mirror(void **state)
     cut_metadata(true);
 }
 
+/* Behind the bitmaps, or some of them: no content is left, and as much of the mirror. */
+static void test_cut_before_the_data(void **state)
+{
+    (void)state;
+    rich = rich_make(true);
+    for (uint64_t length = BITMAP_OFFSET + 64 * KIB; length <= 3 * MIB; length += 64 * KIB)
+        for (uint64_t padded = 6 * MIB; padded < rich->size + 10 * MIB; padded += 10 * MIB)
+            try_cut(length, padded);
+    rich_free(rich);
+}
+
 /* ---- a page, and that of checksums ----------------------------------------------------------- */
 
 enum fill { ZEROS, ONES, RANDOM, OLDER, BIT, FILLS };
@@ -163,6 +174,31 @@ static void test_page_and_checksums(void **state)
                 }
     print_message("  %u are repaired, %u told as losses\n", repaired, lost);
     assert_true(repaired && lost);
+    rich_free(rich);
+}
+
+/* The copy of a page, and the sector of checksums that has its word: that page is all there is. */
+static void test_word_and_copy_gone(void **state)
+{
+    static const unsigned pages[] = {0, SLAB_TABLE_OFFSET / PAGE, LAYER_TABLE_OFFSET / PAGE,
+                                     BITMAP_OFFSET / PAGE};
+    static const uint8_t zeros[PAGE];
+
+    (void)state;
+    rich = rich_make(true);
+    for (unsigned i = 0; i < sizeof pages / sizeof *pages; i++)
+        for (unsigned all = 0; all < 2; all++) {
+            char what[64];
+
+            rich_put_back(rich);
+            overwrite(mirror_offset(0, pages[i]), zeros, PAGE);
+            overwrite(mirror_offset(0, CHECKSUMS_PAGE)
+                          + (all ? 0 : pages[i] * sizeof(uint64_t) / 512 * 512),
+                      zeros, all ? PAGE : 512);
+            snprintf(what, sizeof what, "word and copy of page %u", pages[i]);
+            if (expect_told(what, 0) != 'R')
+                fail_msg("%s: %s", what, findings.text);
+        }
     rich_free(rich);
 }
 
@@ -322,7 +358,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_cut_and_padded),
         TEST(test_cut_and_padded_with_mirror),
+        TEST(test_cut_before_the_data),
         TEST(test_page_and_checksums),
+        TEST(test_word_and_copy_gone),
         TEST(test_unused_pages),
         TEST(test_pinned_once),
         TEST(test_word_of_the_base),

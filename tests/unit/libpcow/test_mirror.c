@@ -539,27 +539,34 @@ static void test_checksums_lost_after_a_kill(void **state)
     unlink(IMAGE);
 }
 
-/* A crash lost the marks, and of the word that says so a bit is wrong: the pages count. */
+/*
+ * A crash lost the marks, and of the word that says so a bit is wrong: the pages count, also when
+ * the repair is killed and done again.
+ */
 static void test_damaged_word_unordered(void **state)
 {
     uint64_t words[METADATA_PAGES];
     struct pcow_error error;
+    bool killed = true;
 
     (void)state;
-    pcow_image *image = must_create(IMAGE, SIZE, 0, NULL);
+    for (unsigned step = 0; killed; step++) {
+        pcow_image *image = must_create(IMAGE, SIZE, 0, NULL);
 
-    store(image, 0, 1);
-    pcow_close(image);
-    read_pages(pristine);
-    memcpy(words, pristine[METADATA_PAGES + CHECKSUMS_PAGE], sizeof words);
-    store_and_die(9);
-    words[CHECKSUMS_UNORDERED] = word_encode(1) ^ 8;
-    write_page(METADATA_PAGES + CHECKSUMS_PAGE, words);
-    assert_int_equal(pcow_open(IMAGE, 0, NULL, &image, &error), -EBADMSG);
-    check_image(PCOW_CHECK_REPAIR, &findings);
-    expect_stored(9);
-    expect_clean("repaired");
-    unlink(IMAGE);
+        store(image, 0, 1);
+        pcow_close(image);
+        read_pages(pristine);
+        memcpy(words, pristine[METADATA_PAGES + CHECKSUMS_PAGE], sizeof words);
+        store_and_die(9);
+        words[CHECKSUMS_UNORDERED] = word_encode(1) ^ 8;
+        write_page(METADATA_PAGES + CHECKSUMS_PAGE, words);
+        assert_int_equal(pcow_open(IMAGE, 0, NULL, &image, &error), -EBADMSG);
+        killed = repair_until(step);
+        check_image(PCOW_CHECK_REPAIR, &findings);
+        expect_stored(9);
+        expect_clean("repaired");
+        unlink(IMAGE);
+    }
 }
 
 /* Who reads beside a writer is told nothing of what is stale at the moment. */

@@ -26,7 +26,7 @@ void hostmem_pcow_handle_events(void *opaque)
         switch (event.kind) {
         case PCOW_EVENT_POOL_FULL:
             if (pcow->full == HOST_MEM_PCOW_FULL_WAIT) {
-                hostmem_pcow_tell_full(pcow, event.offset);
+                hostmem_pcow_tell_waits(pcow, event.offset);
             }                   /* else backends/pcow/error.c tells */
             break;
         case PCOW_EVENT_POOL_RESUMED:

@@ -96,6 +96,17 @@ void hostmem_pcow_tell_full(HostMemPcow *pcow, uint64_t offset)
     tell_space(pcow);
 }
 
+void hostmem_pcow_tell_waits(HostMemPcow *pcow, uint64_t offset)
+{
+    struct pcow_map_stats stats;
+
+    pcow_map_get_stats(pcow->map, &stats);
+    pcow->full_last = offset;
+    pcow->full_untold += stats.pool_full_waits - pcow->waits_counted;
+    pcow->waits_counted = stats.pool_full_waits;
+    tell_space(pcow);
+}
+
 void hostmem_pcow_tell_resumed(HostMemPcow *pcow)
 {
     tell_space(pcow);

@@ -91,7 +91,7 @@ typedef struct HostMemPcow {
     HostMemPcowLog log[2];
     QEMUTimer *log_timer;
     /* likewise: stores that wait for space */
-    uint64_t full_untold, full_last;
+    uint64_t full_untold, full_last, waits_counted;
     bool full_told;             /* and PCOW_POOL_RESUMED is to come */
     int64_t space_told_at[2];   /* by whether stores wait */
     QEMUTimer *space_timer;
@@ -395,8 +395,13 @@ void hostmem_pcow_tell_error(HostMemPcow *pcow, uint64_t offset, int error,
                              const char *consequence);
 void hostmem_pcow_tell_errors(HostMemPcow *pcow, uint64_t offset, int error,
                               uint64_t count, const char *consequence);
-/* A store waits for space. */
+/* A store of a vCPU waits for space. */
 void hostmem_pcow_tell_full(HostMemPcow *pcow, uint64_t offset);
+/*
+ * Stores of other threads do, or did: as many as the library has counted, whose
+ * queue of events may have been full.
+ */
+void hostmem_pcow_tell_waits(HostMemPcow *pcow, uint64_t offset);
 /* Perhaps none does any more. */
 void hostmem_pcow_tell_resumed(HostMemPcow *pcow);
 /* Does a store of another thread than a vCPU?  Any thread. */
