@@ -288,7 +288,7 @@ class DomainTest(base.TestCase):
         monitor = mock.Mock(side_effect=['{"return": {}}', refusal, refusal, '{"return": {}}'])
         with (
             mock.patch.object(sys.modules['libvirt_qemu'], 'qemuMonitorCommand', new=monitor),
-            mock.patch.object(domain, '_RETRY', new=0.001),
+            mock.patch.object(libvirt_domain, '_RETRY', new=0.001),
         ):
             found.snapshot_create('s1')
             self.assertEqual(4, monitor.call_count)
