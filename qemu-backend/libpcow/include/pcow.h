@@ -697,7 +697,7 @@ struct pcow_map_stats {
     size_t memory;
     /* kept for the last snapshot, see pcow_map_keep_spare(): now, and as many as there should be */
     unsigned slabs_spare, slabs_spare_wanted;
-    unsigned stores_waiting;                   /* for space, now */
+    uint64_t stores_waiting;                   /* for space, now */
 };
 
 void pcow_map_get_stats_sized(const pcow_map *map, struct pcow_map_stats *stats,
