@@ -337,7 +337,8 @@ static int check_gap(struct check *check, const struct mirror_group *group)
         if (good)
             continue;
         check->checksums_damaged++;
-        ret = check_store64(check, at + i * sizeof *words, i == CHECKSUMS_UNORDERED ? unordered : 0);
+        ret = check_store64(check, at + i * sizeof *words,
+                            i == CHECKSUMS_UNORDERED ? unordered : 0);
     }
     return ret;
 }
@@ -379,16 +380,17 @@ static int check_group(struct check *check, uint64_t group)
     bool lost;
     int ret = mirror_read_page(check, at, words, &lost);
 
+    if (ret)
+        return ret;
     check->checksums_damaged = lost;
     /* Nothing can be stored to it before it is written: 0 is no vote. */
-    if (!ret && lost && check->repair
+    if (lost && check->repair
         && ((ret = file_write(&check->file, at, words, sizeof words))
             || (ret = file_commit(&check->file))))
         return error_set_errno(check->error, ret, "cannot repair the mirror of %s",
                                check->file.path);
     look_at_words(&of);
-    if (!ret)
-        ret = check_gap(check, &of);
+    ret = check_gap(check, &of);
     if (!ret)
         ret = check_pages(check, &of);
     if (!ret && of.copies_gone)

@@ -70,6 +70,7 @@ struct making {
     struct layer next;                /* on it: id, slot, parent and sizes */
     /* what it is made of: a name and a date */
     struct layer wanted;
+    uint64_t prepared_ns;             /* when it was, by the monotonic clock */
 };
 
 struct pcow_image {

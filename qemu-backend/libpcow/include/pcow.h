@@ -424,7 +424,9 @@ int pcow_snapshot_create_at(pcow_image *image, const char *name, int64_t date_se
  * frozen; finish then gives 0, or -ESTALE if it was deleted since. *id (may be NULL) is the
  * snapshot's. abandon: on an error of a step, or instead of it. No snapshot then, whatever it
  * returns, but one that another operation has finished; the guest's memory is as it stored it; and
- * what it cannot do the next operation does.
+ * what it cannot do the next operation does. Freeze should come soon after prepare: what works for
+ * the image in the background rests until then, for a minute at most, after which freeze may wait
+ * for a step of that.
  */
 #define PCOW_FLUSH_FIRST 1
 int pcow_snapshot_prepare(pcow_image *image, const char *name, int64_t date_seconds,

@@ -15,6 +15,7 @@
 #include "image/spare.h"
 #include "monitor/monitor.h"
 #include "monitor/policy.h"
+#include "util/clock.h"
 #include "util/order.h"
 
 /* While guesses are left, they are looked for after this time. */
@@ -100,7 +101,7 @@ static bool keep_spare(struct pcow_map *map)
     struct spare *spare = __atomic_load_n(&image->spare, __ATOMIC_ACQUIRE);
     int ret = 0;
 
-    if (!spare || !spare_is_due(image) || lead_now_ns() - spare->tried_ns < SPARE_NS)
+    if (!spare || !spare_is_due(image) || clock_now_ns() - spare->tried_ns < SPARE_NS)
         return false;
     spare_give_back_surplus(image);
     if (__atomic_exchange_n(&spare->records_due, false, __ATOMIC_ACQ_REL)) {
@@ -113,7 +114,7 @@ static bool keep_spare(struct pcow_map *map)
     if (!ret)
         ret = spare_fill(image);
     if (ret)
-        spare->tried_ns = lead_now_ns();
+        spare->tried_ns = clock_now_ns();
     return !ret;
 }
 

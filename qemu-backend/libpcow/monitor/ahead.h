@@ -152,8 +152,8 @@ void turnstile_release(struct pcow_map *map);
 /*
  * What the thread itself calls before a step, instead of turnstile_hold(): whoever waits is first.
  * A mutex alone goes to who comes by while the one that it has woken is on its way, and the next
- * step begins at once: a snapshot, with the guest stopped, waited for several of them. And while one
- * is prepared, until it is frozen or given up, there is no step.
+ * step begins at once: a snapshot, with the guest stopped, waited for several of them. And while
+ * one is prepared, until it is frozen or given up, for a minute at most, there is no step.
  */
 void turnstile_take(struct pcow_map *map);
 /*
@@ -164,8 +164,6 @@ uint64_t accesses_served(const struct pcow_map *map);
 
 /* ---- lead.c: by the thread, how many slabs should be ready ----------------------------------- */
 
-/* The monotonic clock. */
-uint64_t lead_now_ns(void);
 void lead_begin(struct ahead *ahead, unsigned lead_min);
 /* From how fast they are taken, and how many still can be. */
 void lead_judge(struct pcow_map *map);

@@ -5,6 +5,7 @@
 #include "image/remains.h"
 #include "monitor/ahead.h"
 #include "monitor/monitor.h"
+#include "util/clock.h"
 
 /* slabs whose remains are punched out before somebody else may have a turn */
 #define MAX_GIVEN_BACK 8u
@@ -37,7 +38,7 @@ bool ahead_limit_opened(struct pcow_map *map)
 
     if (ahead->trim_next == 0) {
         if (ahead->opened + ahead->kept == 0
-            || (ahead->opened < MAX_OPENED && lead_now_ns() - ahead->trimmed_ns < TRIM_NS))
+            || (ahead->opened < MAX_OPENED && clock_now_ns() - ahead->trimmed_ns < TRIM_NS))
             return false;
         forget_opened(ahead);
         ahead->trim_next = 1;
@@ -48,7 +49,7 @@ bool ahead_limit_opened(struct pcow_map *map)
     turnstile_release(map);
     if (ahead->trim_next)
         return true;
-    ahead->trimmed_ns = lead_now_ns();
+    ahead->trimmed_ns = clock_now_ns();
     /* What the file system was told must be certain before a slab is used again: not in a trap. */
     file_settle(&map->image->file);
     return false;

@@ -7,6 +7,7 @@
 #include "monitor/ahead.h"
 #include "monitor/monitor.h"
 #include "monitor/policy.h"
+#include "util/clock.h"
 
 #define INTERVAL_NS 60000000000u
 
@@ -18,7 +19,7 @@ void ahead_mirror_begin(struct pcow_map *map)
         return;
     map->ahead.mirror.round = calloc(1, sizeof *map->ahead.mirror.round);
     map->ahead.mirror.interval_ns = INTERVAL_NS;
-    map->ahead.mirror.last_ns = lead_now_ns();
+    map->ahead.mirror.last_ns = clock_now_ns();
 }
 
 void ahead_mirror_end(struct pcow_map *map)
@@ -41,7 +42,7 @@ static bool is_behind(const struct pcow_map *map)
 static uint64_t ns_left(const struct pcow_map *map)
 {
     uint64_t interval = __atomic_load_n(&map->ahead.mirror.interval_ns, __ATOMIC_RELAXED),
-             passed = lead_now_ns() - map->ahead.mirror.last_ns;
+             passed = clock_now_ns() - map->ahead.mirror.last_ns;
 
     return passed < interval ? interval - passed : 0;
 }
@@ -72,7 +73,7 @@ bool ahead_follow_mirror(struct pcow_map *map)
     }
     round->left = 0;
     map->ahead.mirror.under_way = more;
-    map->ahead.mirror.last_ns = lead_now_ns();
+    map->ahead.mirror.last_ns = clock_now_ns();
     return more;
 }
 

@@ -1,33 +1,24 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* How many slabs the thread that works ahead keeps ready. */
-#include <time.h>
-
 #include "image/prepare.h"
 #include "monitor/ahead.h"
 #include "monitor/monitor.h"
 #include "monitor/policy.h"
+#include "util/clock.h"
 
 #define MANY_TAKERS (4u * PREPARED_MAX)        /* not counted any further */
-
-uint64_t lead_now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 void lead_begin(struct ahead *ahead, unsigned lead_min)
 {
     ahead->lead = ahead->lead_min = lead_min < PREPARED_MAX ? lead_min : PREPARED_MAX;
-    ahead->rate_since_ns = lead_now_ns();
+    ahead->rate_since_ns = clock_now_ns();
 }
 
 void lead_give_back(struct ahead *ahead)
 {
     __atomic_store_n(&ahead->lead, ahead->lead_min, __ATOMIC_RELAXED);
     ahead->rate_taken = ahead->idle_taken = ahead->seen_taken;
-    ahead->rate_since_ns = lead_now_ns();
+    ahead->rate_since_ns = clock_now_ns();
 }
 
 /* Guest slabs that would need one at their next store. */
@@ -74,7 +65,7 @@ void lead_judge(struct pcow_map *map)
     uint64_t missed = __atomic_load_n(&ring->missed, __ATOMIC_RELAXED);
     uint64_t taken = __atomic_load_n(&ring->head, __ATOMIC_RELAXED)
                      - __atomic_load_n(&ring->dropped, __ATOMIC_RELAXED) + missed;
-    uint64_t now = lead_now_ns();
+    uint64_t now = clock_now_ns();
     struct policy_demand demand;
     unsigned lead;
 

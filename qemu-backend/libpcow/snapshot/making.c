@@ -10,6 +10,7 @@
 #include "monitor/monitor.h"
 #include "snapshot/pin.h"
 #include "snapshot/tree.h"
+#include "util/clock.h"
 #include "util/error.h"
 
 int making_check_name(struct pcow_image *image, const char *name, struct pcow_error *error)
@@ -87,6 +88,12 @@ static int reserve(struct pcow_image *image, const struct layer *wanted, struct 
     return 0;
 }
 
+/* The map's thread rests from here on, for a while. */
+static void note_prepared(struct making *making)
+{
+    making->prepared_ns = clock_now_ns();
+}
+
 static int record(struct pcow_image *image, struct pcow_error *error)
 {
     struct making *making = &image->making;
@@ -101,8 +108,10 @@ static int record(struct pcow_image *image, struct pcow_error *error)
     if (!ret)
         ret = tree_record_layer(image, &making->next, making->layer, layer->virtual_size, true,
                                 error);
-    if (!ret)
+    if (!ret) {
+        note_prepared(making);
         enter(image, MAKING_RECORDED);
+    }
     return ret;
 }
 
@@ -177,6 +186,8 @@ int making_prepare(struct pcow_image *image, const char *name, int64_t date_seco
         ret = header_touch(image, error);
     if (ret)
         forget(image);
+    else
+        note_prepared(making);
     return ret;
 }
 

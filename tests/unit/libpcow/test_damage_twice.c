@@ -79,8 +79,8 @@ static void try_cut(uint64_t length, uint64_t padded)
     rich_put_back(rich);
     assert_int_equal(truncate(IMAGE, (off_t)length), 0);
     assert_int_equal(truncate(IMAGE, (off_t)padded), 0);
-    snprintf(what, sizeof what, "cut at %llu KiB, and of %llu KiB", (unsigned long long)(length / KIB),
-             (unsigned long long)(padded / KIB));
+    snprintf(what, sizeof what, "cut at %llu KiB, and of %llu KiB",
+             (unsigned long long)(length / KIB), (unsigned long long)(padded / KIB));
     /* Of the header alone it is no image any more. */
     if (length > SLAB_TABLE_OFFSET && expect_told(what, lost) == 'R' && lost)
         fail_msg("%s: nothing is lost", what);

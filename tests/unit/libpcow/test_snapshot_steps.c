@@ -9,6 +9,7 @@
 
 #include "image/image.h"
 #include "image/lock.h"
+#include "monitor/monitor.h"
 #include "operations/operations.h"
 #include "persist/observer.h"
 
@@ -184,6 +185,48 @@ static void test_nothing_is_under_way(void **state)
     MUST(pcow_snapshot_freeze(image, token, &error));
     finish();
     expect_byte("s", 0, 2);
+    end();
+}
+
+static uint64_t completed(void)
+{
+    struct pcow_map_stats stats;
+
+    pcow_map_get_stats(map, &stats);
+    return stats.slabs_completed;
+}
+
+/* Whoever has prepared it does not come: the thread goes on after a minute, and so does he. */
+static void test_prepared_long_ago(void **state)
+{
+    (void)state;
+    begin(PCOW_PERSISTENCE_PAGE_CACHE);
+    memset((void *)(uintptr_t)memory, 1, SIZE);
+    MUST(pcow_snapshot_create(image, "base", &error));
+    usleep(200000);
+    prepare("s");
+    for (unsigned i = 0; i < 300; i++)
+        memory[i * 197 % 512 * 4096] = 2;
+    usleep(300000);
+    assert_int_equal(completed(), 0);
+    turnstile_hold(map);
+    image->making.prepared_ns -= 61000000000u;
+    turnstile_release(map);
+    for (unsigned i = 0; i < 500 && completed() == 0; i++)
+        usleep(10000);
+    assert_int_equal(completed(), 1);
+    MUST(pcow_snapshot_freeze(image, token, &error));
+    finish();
+    expect_byte("s", 0, 2);
+    /* And it rests again. */
+    memset((void *)(uintptr_t)memory, 3, SIZE);
+    MUST(pcow_snapshot_create(image, "again", &error));
+    usleep(200000);
+    prepare("t");
+    for (unsigned i = 0; i < 300; i++)
+        memory[i * 197 % 512 * 4096] = 4;
+    usleep(300000);
+    assert_int_equal(completed(), 1);
     end();
 }
 
@@ -446,6 +489,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_each_step, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_nothing_is_under_way, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_prepared_long_ago, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_another_operation_after_prepare, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_another_operation_after_freeze, scratch_setup,
