@@ -42,6 +42,10 @@ static int run(struct check *check)
     };
     int ret = 0;
 
+    /* Before the mirror is mended, which lies behind. */
+    check->has_no_tables = check->length >= LAYER_TABLE_OFFSET
+                           && file_next_data(&check->file, SLAB_TABLE_OFFSET, check->length)
+                                  >= check->length;
     for (size_t i = 0; i < sizeof step / sizeof step[0] && ret == 0; i++)
         ret = step[i](check);
     return ret || !check->repair ? ret : copy_to_mirror(check);

@@ -108,6 +108,7 @@ struct check {
     /* pages of metadata, by mirror_bit(), that no checksum speaks for; NULL: none does for any */
     uint64_t *unproven;
     bool mirror_is_gone;                  /* of one group or more, with its checksums */
+    bool has_no_tables;                   /* from the slab table on there is only a hole */
     bool is_cut;                          /* from within the mirror on there is only a hole */
 };
 

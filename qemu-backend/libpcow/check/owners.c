@@ -209,6 +209,9 @@ int check_owners(struct check *check)
                 ret = check_word(check, first + i, words[i]);
     }
     free(words);
+    /* Words that are gone would have told of it. */
+    if (!ret && check->has_no_tables)
+        ret = check_lose_unknown(check);
     if (!ret && check->count && check->slabs[check->count - 1].slab == check->length >> SLAB_BITS)
         ret = check_cut_slab(check, &check->slabs[check->count - 1]);
     return ret ? ret : extend(check);
